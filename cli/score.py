@@ -236,7 +236,7 @@ def replay(
     )
     for text in (describe_view(view), *groups):
         echo(f"{text}\n")
-    json_line({"run": str(run), "stop_batch": stop_batch, "groups": [asdict(g) for g in groups]})
+    json_line({"run": str(run), "stop_batch": stop_batch, "groups": groups})
 
 
 @click.command("score-texts")

@@ -41,7 +41,7 @@ def command(names: tuple[str, ...], pattern: str | None, include_path: str | Non
 
 
 def _list_lm_eval(pattern: str, folder: str | None) -> None:
-    from dataclasses import asdict, astuple
+    from dataclasses import astuple
 
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import format_table
@@ -51,7 +51,7 @@ def _list_lm_eval(pattern: str, folder: str | None) -> None:
     rows = [[_format_default(cell) for cell in astuple(listing)] for listing in listings]
     head = ["lm-eval:", "Kind", "Output", "n-shot", "Needs"]
     echo(format_table(head, rows, right=(3,)) + "\n")
-    json_line({"tasks": [asdict(listing) for listing in listings]})
+    json_line({"tasks": listings})
 
 
 def _list_bundled(names: tuple[str, ...]) -> None:

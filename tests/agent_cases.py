@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tiny_models import tiny_tokenizer
+from tool_schemas import INTEGER, tool
 
 from treegen.common.params import SamplingParams
 from treegen.prompts.replies.types import ToolCall
@@ -23,16 +24,7 @@ from treegen.search.tree.node import SearchFn, SearchNode
 from treegen.search.tree.result import SearchResult
 
 NAMES = ("left", "right", "jump", "look")
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {"type": "object", "properties": {"by": {"type": "integer"}}},
-        },
-    }
-    for name in NAMES
-]
+TOOLS = [tool(name, {"by": INTEGER}) for name in NAMES]
 # As Qwen writes chats, without its system prompt.
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from devices import DEVICE
 from torch import Tensor
 
-from treegen.ops.attention import Level
+from treegen.ops.attention import Level, attend
 
 
 @dataclass
@@ -23,6 +24,19 @@ class Group:
     stop: int
     kv_len: int
     kv_start: int = 0
+
+
+RAGGED = [
+    [Group(0, 9, 21)],
+    [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
+    [Group(i, i + 1, 1 + i, 39) for i in range(9)],
+]
+"""For nine rows after 60 keys."""
+MIXED = (
+    [[Group(0, 20, 33)], [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)]],
+    [*range(33 + 8, 33 + 20), *range(33, 40), 37],
+)
+"""A chunk that continues an earlier one, a fresh span and a decoding row under one prefix."""
 
 
 @dataclass
@@ -159,6 +173,51 @@ def paged(
             )
         )
     return keys, values, levels
+
+
+def to_device(level: Level, device: str) -> Level:
+    """Return a level whose tensors are on a device."""
+    names = ("q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")
+    return replace(level, **{name: getattr(level, name).to(device) for name in names})
+
+
+def check_attention(
+    case: Case,
+    dtype: torch.dtype,
+    impl: str,
+    bounds: tuple[float, float],
+    *,
+    device: str = DEVICE,
+    stored: torch.dtype | None = None,
+    page_size: int = 4,
+    poison: float = math.nan,
+    **options: Any,
+) -> None:
+    """Compare out and LSE with the oracle by their worst element; unused slots are poisoned.
+
+    bounds: how far elements of out, and LSEs, may be from the oracle.
+    stored: dtype of keys and values, if it is not that of queries.
+    """
+    want_out, want_lse = oracle(case, **options)
+    keys, values, levels = paged(case, stored or dtype, page_size, poison=poison)
+    moved: dict[str, Any] = {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in options.items()
+    }
+    out, lse = attend(
+        case.q.to(device, dtype),
+        keys.to(device),
+        values.to(device),
+        [to_device(level, device) for level in levels],
+        case.positions.to(device),
+        impl=impl,
+        return_lse=True,
+        **moved,
+    )
+    assert out.dtype == dtype and lse.dtype == torch.float32
+    of_out, of_lse = bounds
+    torch.testing.assert_close(out.cpu().double(), want_out, rtol=of_out, atol=of_out)
+    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=of_lse, atol=of_lse)
 
 
 def dense(

@@ -6,6 +6,13 @@ from typing import Any
 
 from treegen.report.exchange.external_log import ExternalLog, make_runs
 
+NO_BEGIN = {
+    "add_bos_token": False,
+    "bos_token": "<s>",
+    "chat_template": "{{ messages[-1].content }}",
+}
+"""Settings of a tokenizer that puts no token before a text."""
+
 
 def import_run(
     folder: Path,

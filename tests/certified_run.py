@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from treegen import demo, evaluate
 from treegen.evals.pipeline.listener import Listener
 from treegen.report.certify.build import write_certificate
@@ -31,3 +33,15 @@ def make_certified_run(folder: Path) -> Path:
     )
     write_certificate(folder / "run", {}, Listener())
     return folder
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certified run, its model and its data."""
+    return make_certified_run(tmp_path_factory.mktemp("certified"))
+
+
+@pytest.fixture
+def copied(certified: Path, tmp_path: Path) -> Path:
+    """A copy of the run, whose model and data stay where they are."""
+    return shutil.copytree(certified / "run", tmp_path / "run")

@@ -1,16 +1,38 @@
-"""What tests of experts share: devices, and which experts tokens choose."""
+"""Experts for tests: tiny layers of them, and which of them tokens choose."""
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
+
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
-CUDA = torch.cuda.is_available()
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]),
-]
+
+def tiny_experts(family: str, *, min_dims: int = 1, **settings: Any) -> Any:
+    """Return a model of one layer with six experts; weights of `min_dims` dimensions are drawn."""
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=64,
+        hidden_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=6,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        n_routed_experts=6,
+        intermediate_size=32,
+        moe_intermediate_size=32,
+        **settings,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
+    for weight in model.parameters():
+        if weight.dim() >= min_dims:
+            weight.normal_()
+    return model
 
 
 def choose(tokens: int, each: int, num: int) -> Tensor:

@@ -2,13 +2,14 @@
 
 import json
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,12 +17,12 @@ from typing import Any
 import pytest
 
 from treegen.cli.main import cli
-from treegen.runs import RunDir
+from treegen.runs import RunDir, SearchRunDir
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SMALL = ["--limit", "4", "--n-samples", "5", "--max-tokens", "12", "--memory", "4MiB"]
 OWN_TASK = """
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from treegen import Node, SamplingParams
 from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarize
 
@@ -100,11 +101,11 @@ class Command:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def __call__(self, *args: object) -> Done:
-        """Run the command and return its exit code and what it printed."""
+    def __call__(self, line: object = "", *args: object) -> Done:
+        """Run a command as `run_command` does; return its exit code and what it printed."""
         self._capsys.readouterr()
         with recorded_documents() as documents:
-            code = run_command(*args)
+            code = run_command(line, *args)
         printed = self._capsys.readouterr()
         return Done(code, printed.out, printed.err, documents[-1] if documents else None)
 
@@ -134,7 +135,7 @@ def recorded_documents(*modules: ModuleType) -> Iterator[list[dict[str, Any]]]:
     print_document = render.json_line
 
     def record(document: Mapping[str, Any]) -> None:
-        documents.append(json.loads(json.dumps(document, allow_nan=False)))
+        documents.append(json.loads(json.dumps(document, allow_nan=False, default=asdict)))
         print_document(document)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -143,10 +144,15 @@ def recorded_documents(*modules: ModuleType) -> Iterator[list[dict[str, Any]]]:
         yield documents
 
 
-def run_command(*args: object) -> int:
-    """Run `treegen` in this process and return its exit code."""
+def run_command(line: object = "", *args: object) -> int:
+    """Run `treegen` in this process and return its exit code.
+
+    line: the beginning of the command as in a shell, such as "eval gsm8k -n 4".
+    args: further arguments, which may contain spaces.
+    """
+    words = [*shlex.split(str(line)), *map(str, args)]
     try:
-        cli.main([str(arg) for arg in args], prog_name="treegen")
+        cli.main(words, prog_name="treegen")
     except SystemExit as stopped:
         return int(stopped.code or 0)
     raise AssertionError("the command did not exit")
@@ -198,6 +204,20 @@ def copy_part(whole: Path, part: Path, lines: int, tail: bytes = b"") -> Path:
     return part
 
 
+def trees_of(path: Path, *dropped: str) -> list[dict[str, Any]]:
+    """Return the stored trees of a run without times, in a fixed order.
+
+    dropped: further numbers of their usage to leave out.
+    """
+    with SearchRunDir.open(path) as run:
+        records = sorted(run.records(), key=lambda record: str(record["problem_id"]))
+    for record in records:
+        for name in ("seconds", *dropped):
+            del record["usage"][name]
+        del record["time"]
+    return records
+
+
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
     """Write rows as JSON lines; a text is written as it is."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
@@ -205,9 +225,21 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
     return path
 
 
+def write_data(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> str:
+    """Write rows as JSON lines, and return the path as `TaskOptions.data`."""
+    return str(write_jsonl(path, rows))
+
+
 def problem(question: str, answer: int, **more: Any) -> dict[str, Any]:
     """Return a row of GSM8K."""
     return {"question": question, "answer": f"It is {answer}.\n#### {answer}", **more}
+
+
+def inspect_model(treegen: Command, *words: object) -> dict[str, Any]:
+    """Return what `treegen models` says of a model."""
+    done = treegen("models", *words, "-q")
+    assert done.code == 0, done.err
+    return done.document
 
 
 def edit_config(model: Path, **changes: Any) -> None:

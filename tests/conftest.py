@@ -35,6 +35,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+    from treegen.model.rank_processes import RankGroup
+
 sys.dont_write_bytecode = False
 # A shell's background job starts with SIGINT ignored, nohup with SIGHUP, and so would the commands
 # under test.
@@ -188,6 +190,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama for tests of the engine, with random weights; not to be changed."""
+    from tiny_models import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator["RankGroup"]:
+    """Two processes, which load one model after another."""
+    from forked_ranks import forked_group
+
+    with forked_group(2) as group:
+        yield group
+
+
+@pytest.fixture(scope="session")
 def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run of the checkpoint; not to be changed."""
     path = tmp_path_factory.mktemp("runs") / "whole"
@@ -208,6 +227,12 @@ def treegen(capsys: pytest.CaptureFixture[str]) -> Command:
     if not os.environ.get("CI"):
         pytest.importorskip("jsonlines")
     return Command(capsys)
+
+
+@pytest.fixture
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval asks pip and other commands about the machine, which takes seconds."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
 
 
 @pytest.fixture

@@ -19,27 +19,20 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
 
-if TYPE_CHECKING:
-    import anyio
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse, Response, StreamingResponse
-    from starlette.routing import Route
-else:
-    anyio = pytest.importorskip("anyio")
-    uvicorn = pytest.importorskip("uvicorn")
-    Starlette = pytest.importorskip("starlette.applications").Starlette
-    Request = pytest.importorskip("starlette.requests").Request
-    _responses = pytest.importorskip("starlette.responses")
-    JSONResponse, Response = _responses.JSONResponse, _responses.Response
-    StreamingResponse = _responses.StreamingResponse
-    Route = pytest.importorskip("starlette.routing").Route
+pytest.importorskip("anyio")
+pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")
+import anyio
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 KEY = "e2b_0123456789abcdef"
 ENVD_PORT = "49983"

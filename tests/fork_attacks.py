@@ -13,7 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from treegen.prompts.replies.types import ToolCall
+from worlds import call
+
 from treegen.search.environments.protocol import Observation
 from treegen.tasks.environments.local import LocalEnvironment, LocalWorld
 
@@ -184,11 +185,6 @@ _PARTS = [part.partition("\n") for part in _TEXT.split("# ")[1:]]
 ATTACKS = {name: source for name, _, source in _PARTS}
 """{path} is the directory of the sibling, {snapshot} that of its snapshot, {pid} its helper, {port}
 a server of this machine. A program that succeeds prints ESCAPED."""
-
-
-async def call(world: LocalWorld, tool: str, **arguments: Any) -> Observation:
-    """Run a tool."""
-    return await world.run(ToolCall(tool, arguments))
 
 
 async def python(world: LocalWorld, code: str) -> Observation:

@@ -1,18 +1,10 @@
 """Random matrices in 4 bits, their exact numbers, and what may differ from these."""
 
-import importlib.util
-import os
-
-import pytest
 import torch
 from torch import Tensor
 
 from treegen.model.checkpoint.fp4 import dequantize_fp4
 
-NEEDS_COMPILER = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
-    reason="needs Triton's compiler",
-)
 FORMATS = ["mxfp4", "nvfp4"]
 Matrices = tuple[Tensor, Tensor, Tensor | None]  # bytes, scales, factors
 
@@ -36,3 +28,20 @@ def exact(matrices: Matrices) -> Tensor:
 def limit(want: Tensor, size: Tensor, dtype: torch.dtype) -> Tensor:
     """What rounding to 8 bits leaves, beside that of sums in float32."""
     return 2e-6 * size + (2**-8 * want.abs() if dtype == torch.bfloat16 else 0.0)
+
+
+def check_products(
+    got: Tensor, rows: Tensor, matrices: Matrices, bias: Tensor | None, chosen_TX: Tensor
+) -> None:
+    """Check products of rows with the experts that they chose; a number too large is none."""
+    num, each = len(matrices[0]), chosen_TX.shape[1]
+    live_S = chosen_TX.reshape(-1) < num
+    at_S = chosen_TX.reshape(-1).clamp(max=num - 1)
+    a, b = rows.double().repeat_interleave(each, 0), exact(matrices)[at_S]
+    want = torch.einsum("sk,snk->sn", a, b)
+    size = torch.einsum("sk,snk->sn", a.abs(), b.abs()) + 1e-6
+    if bias is not None:
+        want = want + bias.double()[at_S]
+        size = size + want.abs()
+    far = (got.cpu().double() - want).abs()
+    assert (far <= limit(want, size, got.dtype))[live_S].all()

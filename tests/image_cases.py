@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
 from typing import Any
 
+from PIL import Image
+
 from treegen import Node
+from treegen.prompts.images.table import ImageTable
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -19,6 +24,26 @@ def user(*parts: Any) -> dict[str, Any]:
             for part in parts
         ],
     }
+
+
+def encode_image(image: Image.Image, kind: str = "PNG", **how: Any) -> bytes:
+    """The bytes of a file with an image."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **how)
+    return buffer.getvalue()
+
+
+def url_of(content: Image.Image | bytes) -> str:
+    """A data URL of an image, or of the bytes of a file."""
+    data = content if isinstance(content, bytes) else encode_image(content)
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def table_of(llm: Any) -> ImageTable:
+    """The table of an LLM that reads images."""
+    table: ImageTable | None = llm.images
+    assert table is not None
+    return table
 
 
 def far(some: Sequence[float], others: Sequence[float]) -> float:

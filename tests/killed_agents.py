@@ -1,6 +1,4 @@
-"""A server of runs of agents that may be killed: each line of its input is a run, in a fork.
-
-    python killed_agents.py < jobs
+"""Runs of agents that may be killed.
 
 A job has the run directory, whether it is resumed, whether snapshots outlive the process, and a
 file in which every action is logged before it runs.
@@ -9,13 +7,10 @@ file in which every action is logged before it runs.
 import json
 import os
 import pickle
-import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from agent_runs import load_job, run_job, walker
 
@@ -136,18 +131,3 @@ def run(job: dict[str, Any]) -> None:
         budget={"actions": 60},
     )
     run_job(search, walker(0.4), Path(job["path"]), resume=job["resume"])
-
-
-if __name__ == "__main__":
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            run(json.loads(line))
-            os._exit(0)
-        sys.stdout.write(f"{pid}\n")
-        sys.stdout.flush()
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
-        sys.stdout.flush()

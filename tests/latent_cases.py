@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_cases import tokens_of
 
-from treegen import LLM, Node
+from treegen import LLM, Completion, Node, SamplingParams
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.model.memory import new_state_cache
 from treegen.ops.attention import latent as latents
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.plan.cost_model import CostModel
+from treegen.prompts.plan.requests import build_sample_requests
 
 FAMILIES = [
     "axk1",
@@ -109,3 +111,49 @@ def small(llm: LLM, seed: int, **options: Any) -> LLM:
     if llm.spec.states:
         given["memory"] += 60 * llm.spec.state_bytes
     return LLM(llm.model, tokenizer=llm.tokenizer, **given)
+
+
+def check_random_prompts(
+    few: LLM, alone: LLM, rng: np.random.Generator, seed: int, *, chance: float, limit: float
+) -> int:
+    """Samples and scores of random prompts are those of each prompt alone.
+
+    chance: how often a row loses its pages after a step. limit: of differences between scores.
+
+    Returns how often rows were preempted; 0 if none had pages that it could lose.
+    """
+    trunk = rng.integers(3, 320, 40).tolist()
+    prompts = [
+        trunk[: rng.integers(0, 40)] + rng.integers(3, 320, rng.integers(1, 9)).tolist()
+        for _ in range(8)
+    ]
+    few.keep(few.tokenizer.decode(trunk[:10]))
+    params = [
+        SamplingParams(n=int(rng.integers(1, 5)), seed=seed, max_tokens=int(rng.integers(1, 15)))
+        for _ in prompts
+    ]
+    leaves = [
+        Node(ids, samples=each.n, id=str(i))
+        for i, (ids, each) in enumerate(zip(prompts, params, strict=True))
+    ]
+    tree = Node("", children=leaves, samples=0)
+    requests = build_sample_requests(tree, few.tokenizer, params, few.spec)
+    wanted = [range(request.samples) for request in requests]
+    preempted = 0
+    with few._start(few._plan(requests), params, wanted) as stream:
+        scheduler, got = stream.scheduler, list[Completion]()
+        while stream.has_work:
+            got += stream.step()
+            if rng.random() < chance:
+                scheduler._collect_results()
+                preempted += scheduler._admission.reclaim_pages()
+            scheduler.check()
+    assert len(got) == sum(len(each) for each in wanted)
+    for index, (request, each) in enumerate(zip(requests, params, strict=True)):
+        with alone._start(alone._plan([request]), [each], [wanted[index]]) as one:
+            tokens = tokens_of(one)
+        assert tokens == tokens_of(c for c in got if c.prompt_id == str(index))
+    pairs = [(ids[:-1], ids[-1:]) if len(ids) > 1 else (ids, [5]) for ids in prompts]
+    for score, pair in zip(few.score(pairs), pairs, strict=True):
+        assert score.logprobs == pytest.approx(alone.score([pair])[0].logprobs, abs=limit)
+    return preempted and stream.usage.preemptions

@@ -9,22 +9,14 @@ from typing import Any
 import torch
 from agent_cases import TEMPLATE, call_text, chat_tokenizer
 from tiny_models import config_of
+from tool_schemas import INTEGER, tool
 from trained_models import save_trained_model
 
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.memory import MemoryEnvironment
 from treegen.search.environments.protocol import Observation
 
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {"type": "object", "properties": {"by": {"type": "integer"}}},
-        },
-    }
-    for name in ("move", "look")
-]
+TOOLS = [tool(name, {"by": INTEGER}) for name in ("move", "look")]
 ENOUGH = 2
 """The episode ends so far from the start."""
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+from cli_cases import write_jsonl
 from lm_eval_tasks import definition
 
 Row = dict[str, Any]
@@ -284,7 +286,7 @@ def write_kinds(folder: Path, *, most_tokens: int = 24) -> Path:
             files[shots] = [make(rng) for _ in range(4)]
         made = {each: folder / f"{name}_{each}.jsonl" for each in files}
         for each, rows in files.items():
-            _write_rows(made[each], rows)
+            write_jsonl(made[each], rows)
         data = {each: str(path) for each, path in made.items()}
         task: Row = {
             "include": str(definition(included)),
@@ -307,7 +309,7 @@ def write_kinds(folder: Path, *, most_tokens: int = 24) -> Path:
         (folder / f"{name}.yaml").write_text(json.dumps(task, indent=2))
     squad = folder / "squad"
     squad.mkdir(exist_ok=True)
-    _write_rows(squad / "validation.jsonl", [_squad(rng) for _ in range(3)])
+    write_jsonl(squad / "validation.jsonl", [_squad(rng) for _ in range(3)])
     (folder / "local_squad.py").write_text(_SQUAD.format(folder=str(squad)))
     (folder / "squad.yaml").write_text("task: local_squad\nclass: !function local_squad.Local\n")
     (folder / "mmlu.yaml").write_text(
@@ -318,5 +320,7 @@ def write_kinds(folder: Path, *, most_tokens: int = 24) -> Path:
     return folder
 
 
-def _write_rows(path: Path, rows: list[Row]) -> None:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks of lm-eval, one of each kind."""
+    return write_kinds(tmp_path_factory.mktemp("tasks"))

@@ -2,14 +2,21 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from treegen import LLM, Node, SamplingParams
+from treegen.errors import ModelWarning
+from treegen.model.load import load_model
+
 BLOCK = 16
+_TREE = Node("Q: 1 + 1?\nA:", children=[Node(" 2", samples=2), Node(" two, for", samples=1)])
 _E4M3_MAX = 448.0
 _GROUP = {
     "targets": ["Linear"],
@@ -32,6 +39,30 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mxfp8": {"quant_method": "mxfp8", "weight_block_size": [1, BLOCK]},
 }
 """The quantization_config of each layout."""
+
+
+def dequantized_weights(
+    packed: Path, plain: Path, message: str, **options: Any
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The weights of a quantized model, expanded, with those of the same model that is not.
+
+    message: what the one warning says.
+    """
+    with pytest.warns(ModelWarning, match=message) as record:
+        model = load_model(packed, device="cpu", **options)
+    assert len(record) == 1  # nothing of it is unused
+    want = load_model(plain, device="cpu", **options)
+    for (name, weight), other in zip(
+        model.module.named_parameters(), want.module.parameters(), strict=True
+    ):
+        yield name, weight, other
+
+
+def draw_greedily(path: Path, **options: Any) -> list[list[int]]:
+    """Tokens of the samples of a small tree."""
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    llm = LLM(str(path), memory="8MiB", device="cpu", **options)
+    return [list(c.tokens) for c in llm.run(_TREE, params).completions]
 
 
 def expanded(weight: Tensor, grid: Tensor) -> Tensor:

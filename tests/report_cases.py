@@ -19,6 +19,7 @@ from treegen.evals.search.job import load_search_job
 from treegen.evals.search.settings import resolve_search_settings
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.record_format import encode_record
+from treegen.runs.settings import _comparable_fields, _fingerprint
 
 # What a browser, a terminal or a plot could trip over.
 HOSTILE = (
@@ -33,6 +34,21 @@ HOSTILE = (
 )
 
 Draw = Callable[[random.Random, int, int], str]
+
+
+def set_fingerprint(content: dict[str, Any]) -> None:
+    """Let the content of a run.json have the fingerprint of its settings."""
+    identity = content["settings"]["identity"]
+    fields = _comparable_fields(identity, content["problem_ids"], content["planned"])
+    content["fingerprint"] = _fingerprint(fields)
+
+
+def edit_run(run: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change run.json as somebody would who knows how its fingerprint is made."""
+    content = json.loads((run / "run.json").read_text())
+    edit(content)
+    set_fingerprint(content)
+    (run / "run.json").write_text(json.dumps(content))
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -175,7 +191,7 @@ def make_timeline(path: Path) -> None:
         for part in range(2)
         for s in range(40)
     ]
-    (path / "progress.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_jsonl(path / "progress.jsonl", lines)
 
 
 @contextmanager

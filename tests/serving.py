@@ -10,26 +10,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from treegen import LLM, AsyncLLM
 
-if TYPE_CHECKING:
-    import httpx2
-    import uvicorn
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx2")
+pytest.importorskip("prometheus_client")
+pytest.importorskip("starlette")
+import httpx2
+import uvicorn
 
-    from treegen.integrations.server.app import Server
-    from treegen.integrations.server.run import _GracefulServer, config_of
-    from treegen.integrations.server.sockets import bind_socket
-else:
-    uvicorn, httpx2 = map(pytest.importorskip, ("uvicorn", "httpx2"))
-    pytest.importorskip("prometheus_client")
-    Server = pytest.importorskip("treegen.integrations.server.app").Server
-    _run = pytest.importorskip("treegen.integrations.server.run")
-    config_of, _GracefulServer = _run.config_of, _run._GracefulServer
-    bind_socket = pytest.importorskip("treegen.integrations.server.sockets").bind_socket
+from treegen.integrations.server.app import Server
+from treegen.integrations.server.run import _GracefulServer, config_of
+from treegen.integrations.server.sockets import bind_socket
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
-from tiny_models import config_of, spread_weights, tiny_tokenizer
+from tiny_models import config_of, save_drawn
 
 from treegen import LLM
 from treegen.demo import model_path
@@ -65,9 +64,5 @@ def save_tiny_verifier(
         chat_template: The tokenizer's chat template; None for none.
     """
     model = kind(config_of("llama", max_position_embeddings=400, num_labels=num_labels))
-    spread_weights(model, 7)
-    model.save_pretrained(directory)
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.chat_template = chat_template
-    tokenizer.save_pretrained(directory)
+    save_drawn(model, directory, chat_template=chat_template)
     return directory

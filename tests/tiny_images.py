@@ -95,6 +95,13 @@ def _without_videos(kind: Any, **parts: Any) -> Any:
     return Alone(**parts)
 
 
+PATCHES = {
+    "patch_size": 7,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
+
+
 def _llava(directory: Path, seed: int) -> Path:
     tokenizer = _tokenizer("<image>")
     image = tokenizer.convert_tokens_to_ids("<image>")
@@ -104,17 +111,12 @@ def _llava(directory: Path, seed: int) -> Path:
         image_token_index=image,
         vision_feature_layer=-1,
     )
-    settings = {
-        "patch_size": 7,
-        "vision_feature_select_strategy": "default",
-        "num_additional_image_tokens": 1,
-    }
     processor = transformers.LlavaProcessor(
         CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
         tokenizer,
-        **settings,
+        **PATCHES,
     )
-    return _save(directory, config, processor, "<image>", seed, **settings)
+    return _save(directory, config, processor, "<image>", seed, **PATCHES)
 
 
 QWEN = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
@@ -193,14 +195,19 @@ def _qwen3_5(directory: Path, seed: int) -> Path:
     return _qwen(directory, seed, "Qwen3_5", "Qwen3VLProcessor", text, QWEN3_TOWER)
 
 
-def _idefics3(directory: Path, seed: int) -> Path:
+def _in_rows(directory: Path, seed: int, kind: str, image_processor: Any) -> Path:
+    """A model that takes the parts of an image row by row."""
     rows = [f"<row_{i + 1}_col_{j + 1}>" for i in range(3) for j in range(3)]
     tokenizer = _tokenizer("<image>", "<fake_token_around_image>", "<global-img>", *rows)
-    images = Idefics3ImageProcessorPil(
-        size={"longest_edge": 56}, max_image_size={"longest_edge": 28}
+    processor = _without_videos(
+        getattr(transformers, f"{kind}Processor"),
+        image_processor=image_processor(
+            size={"longest_edge": 56}, max_image_size={"longest_edge": 28}
+        ),
+        tokenizer=tokenizer,
+        image_seq_len=4,
     )
-    processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=4)
-    config = transformers.Idefics3Config(
+    config = getattr(transformers, f"{kind}Config")(
         text_config={"model_type": "llama", **TEXT},
         vision_config=TOWER,
         scale_factor=2,
@@ -208,6 +215,14 @@ def _idefics3(directory: Path, seed: int) -> Path:
         pad_token_id=2,
     )
     return _save(directory, config, processor, "<image>", seed, image_seq_len=4)
+
+
+def _idefics3(directory: Path, seed: int) -> Path:
+    return _in_rows(directory, seed, "Idefics3", Idefics3ImageProcessorPil)
+
+
+def _smolvlm(directory: Path, seed: int) -> Path:
+    return _in_rows(directory, seed, "SmolVLM", SmolVLMImageProcessorPil)
 
 
 def _internvl(directory: Path, seed: int) -> Path:
@@ -250,18 +265,13 @@ def _llava_next(directory: Path, seed: int) -> Path:
         image_grid_pinpoints=GRID,
         image_seq_length=16,
     )
-    settings = {
-        "patch_size": 7,
-        "vision_feature_select_strategy": "default",
-        "num_additional_image_tokens": 1,
-    }
     images = LlavaNextImageProcessorPil(
         size={"shortest_edge": 28},
         crop_size={"height": 28, "width": 28},
         image_grid_pinpoints=GRID,
     )
-    processor = transformers.LlavaNextProcessor(images, tokenizer, **settings)
-    return _save(directory, config, processor, "<image>", seed, **settings)
+    processor = transformers.LlavaNextProcessor(images, tokenizer, **PATCHES)
+    return _save(directory, config, processor, "<image>", seed, **PATCHES)
 
 
 def _llava_onevision(directory: Path, seed: int) -> Path:
@@ -301,29 +311,6 @@ def _aya_vision(directory: Path, seed: int) -> Path:
     )
     processor = transformers.AyaVisionProcessor(images, tokenizer, **settings)
     return _save(directory, config, processor, "<image>", seed, **settings)
-
-
-def _smolvlm(directory: Path, seed: int) -> Path:
-    rows = [f"<row_{i + 1}_col_{j + 1}>" for i in range(3) for j in range(3)]
-    tokenizer = _tokenizer("<image>", "<fake_token_around_image>", "<global-img>", *rows)
-    images = SmolVLMImageProcessorPil(
-        size={"longest_edge": 56}, max_image_size={"longest_edge": 28}
-    )
-    processor = _without_videos(
-        transformers.SmolVLMProcessor,
-        image_processor=images,
-        tokenizer=tokenizer,
-        video_processor=None,
-        image_seq_len=4,
-    )
-    config = transformers.SmolVLMConfig(
-        text_config={"model_type": "llama", **TEXT},
-        vision_config=TOWER,
-        scale_factor=2,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-        pad_token_id=2,
-    )
-    return _save(directory, config, processor, "<image>", seed, image_seq_len=4)
 
 
 def _mistral3(directory: Path, seed: int) -> Path:

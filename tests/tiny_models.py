@@ -13,7 +13,7 @@ import torch
 import transformers
 from packaging.version import Version
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from treegen.model.checkpoint.text_part import auto_class
@@ -819,6 +819,23 @@ def save_tiny_model(
     model.to(dtype).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
     return directory
+
+
+def tiny_module(family: str = "llama", seed: int = 0, **settings: Any) -> PreTrainedModel:
+    """Return a module with random weights."""
+    module: PreTrainedModel = AutoModelForCausalLM.from_config(config_of(family, **settings))
+    spread_weights(module, seed)
+    return module
+
+
+def save_drawn(model: Any, directory: Path, seed: int = 7, chat_template: str | None = None) -> Any:
+    """Draw the weights of a model, write it with a tokenizer to a directory, and return it."""
+    spread_weights(model, seed)
+    model.save_pretrained(directory)
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(directory)
+    return model.eval()
 
 
 @torch.no_grad()

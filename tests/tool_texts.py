@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+from tool_schemas import tool
+
 Call = tuple[str, dict[str, Any]]
 WORDS = (
     "Paris",
@@ -28,27 +30,16 @@ WORDS = (
     "<b>bold</b>",
     "\ttab",
 )
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "text": {"type": "string"},
-                    "where": {"type": "string"},
-                    "count": {"type": "integer"},
-                    "ratio": {"type": "number"},
-                    "exact": {"type": "boolean"},
-                    "items": {"type": "array", "items": {}},
-                    "options": {"type": "object"},
-                },
-            },
-        },
-    }
-    for name in ("search", "get_weather", "files-write", "add2")
-]
+_PROPERTIES = {
+    "text": {"type": "string"},
+    "where": {"type": "string"},
+    "count": {"type": "integer"},
+    "ratio": {"type": "number"},
+    "exact": {"type": "boolean"},
+    "items": {"type": "array", "items": {}},
+    "options": {"type": "object"},
+}
+TOOLS = [tool(name, _PROPERTIES) for name in ("search", "get_weather", "files-write", "add2")]
 
 
 def random_call(rng: Random, *, names: Sequence[str] = ("search", "get_weather", "add2")) -> Call:

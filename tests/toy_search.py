@@ -14,7 +14,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from treegen.common.outputs import Completion, FinishReason, Score
 from treegen.common.params import SamplingParams
@@ -283,6 +283,7 @@ def run_all(
 
 # Trees whose right answers can be listed
 
+T = TypeVar("T")
 MODEL = hashed("abc")
 Strategy = Callable[[SearchNode], Awaitable[SearchOutcome]]
 
@@ -306,13 +307,12 @@ def at_length(length: int) -> Callable[[SearchNode], bool]:
     return lambda node: len(node.path_text) == length
 
 
-def find(fn: Strategy, model: ToyModel = MODEL, **options: Any) -> SearchOutcome:
-    """What a strategy finds from a fresh root."""
-    found: list[SearchOutcome] = []
+def find(fn: Callable[[SearchNode], Awaitable[T]], model: ToyModel = MODEL, **options: Any) -> T:
+    """What a function, such as a strategy, returns at a fresh root."""
+    found: list[T] = []
 
-    async def keep(root: SearchNode) -> SearchOutcome:
+    async def keep(root: SearchNode) -> None:
         found.append(await fn(root))
-        return found[0]
 
     run(start(model, **options)[0], keep)
     return found[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_models import config_of, spread_weights, tiny_tokenizer
+from tiny_models import tiny_module, tiny_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from treegen.integrations.trl import rollout, with_tree_loss
@@ -32,11 +32,9 @@ SETTINGS = {
 }
 
 
-def tiny_module(folder: Path, family: str = "llama", **settings: Any) -> PreTrainedModel:
+def stored_module(folder: Path, family: str = "llama", **settings: Any) -> PreTrainedModel:
     """Return a module that is stored in a folder, so that TRL can load it as a reference."""
-    module: PreTrainedModel = AutoModelForCausalLM.from_config(config_of(family, **settings))
-    spread_weights(module, 0)
-    module.save_pretrained(folder / family)
+    tiny_module(family, **settings).save_pretrained(folder / family)
     loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder / family, attn_implementation="eager", dtype="float32"
     )
@@ -44,11 +42,11 @@ def tiny_module(folder: Path, family: str = "llama", **settings: Any) -> PreTrai
 
 
 class Replayed:
-    """A rollout function that samples, and returns the same rollouts again after `rewind`."""
+    """A rollout function that returns the same rollouts again after `rewind`."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: Any = rollout) -> None:
+        self.inner, self.at = inner, 0
         self.results: list[dict[str, Any]] = []
-        self.at = 0
 
     def rewind(self) -> Replayed:
         self.at = 0
@@ -56,7 +54,7 @@ class Replayed:
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         if self.at == len(self.results):
-            self.results.append(rollout(prompts, trainer))
+            self.results.append(self.inner(prompts, trainer))
         self.at += 1
         return dict(self.results[self.at - 1])
 
@@ -99,7 +97,7 @@ def train(kind: str, folder: Path, rank: int, size: int) -> None:
     """Train as one rank; the first stores the weights."""
     import trl
 
-    module = tiny_module(folder / f"rank{rank}")
+    module = stored_module(folder / f"rank{rank}")
     name = "RLOO" if kind == "rloo" else "GRPO"
     settings: dict[str, Any] = {"loss_type": kind} if name == "GRPO" else {}
     trainer = make_trainer(

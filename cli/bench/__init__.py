@@ -115,13 +115,7 @@ def _time_cluster(
     print_table(PrintableTable.of(times, columns))
     results = [asdict(time) | {"tokens_per_second": time.tokens_per_second} for time in times]
     json_line(
-        {
-            "bench": "cluster",
-            "device": placement.device,
-            "job": asdict(job),
-            **starts,
-            "results": results,
-        }
+        {"bench": "cluster", "device": placement.device, "job": job, **starts, "results": results}
     )
 
 
@@ -179,9 +173,9 @@ def attention(
         {
             "bench": "attention",
             "machine": machine,
-            "ceilings": asdict(rates),
-            "heads": asdict(sizes),
-            "results": [asdict(result) for result in results],
+            "ceilings": rates,
+            "heads": sizes,
+            "results": results,
         }
     )
 

@@ -264,7 +264,7 @@ def prefill(
             "bench": "prefill",
             "machine": machine,
             "model": loaded.spec.name,
-            "ceilings": asdict(rates),
+            "ceilings": rates,
             "settings": settings,
             "results": results,
         }

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,11 +106,16 @@ def print_table(table: PrintableTable) -> None:
 
 
 def json_line(document: Mapping[str, Any]) -> None:
-    """Print a command's results as one line of JSON if the user asked for it by --json."""
+    """Print a command's results as one line of JSON if the user asked for it by --json.
+
+    Args:
+        document: The results; dataclasses become objects with their fields.
+    """
     if not is_json_requested():
         return
     # The encoder escapes all control characters except DEL.
-    click.echo(json.dumps(document, allow_nan=False).replace("\x7f", "\\u007f"))
+    text = json.dumps(document, allow_nan=False, default=asdict)
+    click.echo(text.replace("\x7f", "\\u007f"))
 
 
 def without_parts(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ The figures of docs/internals/measurements.md come from commands such as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -174,9 +174,9 @@ def main(
         {
             "bench": "levels",
             "machine": machine,
-            "ceilings": asdict(rates),
-            "heads": asdict(sizes),
-            "results": [asdict(result) for result in results],
+            "ceilings": rates,
+            "heads": sizes,
+            "results": results,
         }
     )
 

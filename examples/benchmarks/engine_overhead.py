@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -280,14 +280,7 @@ def main(model: str | None, samples: int, problems: int, max_tokens: int) -> Non
         "prompt tokens": "{0.prompt_tokens:,}",
     }
     print_table(PrintableTable.of(rows, columns, words=["Engine"]))
-    json_line(
-        {
-            "machine": machine,
-            "overhead": [asdict(step) for step in steps],
-            "memory": asdict(usage),
-            "throughput": [asdict(row) for row in rows],
-        }
-    )
+    json_line({"machine": machine, "overhead": steps, "memory": usage, "throughput": rows})
 
 
 if __name__ == "__main__":

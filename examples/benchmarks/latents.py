@@ -15,7 +15,7 @@ a latent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -336,9 +336,9 @@ def main(
         {
             "bench": "latent",
             "machine": machine,
-            "ceilings": asdict(rates),
-            "heads": asdict(form),
-            "results": [asdict(result) for result in results],
+            "ceilings": rates,
+            "heads": form,
+            "results": results,
         }
     )
 

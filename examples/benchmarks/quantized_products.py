@@ -19,7 +19,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -259,14 +259,7 @@ def main(products: str, rows: list[int], repeats: int, tune: bool, **options: An
     if tuned:
         echo("tiles: rows/outputs/inputs/warps/stages/parts/apart")
     print_table(product_table(results))
-    json_line(
-        {
-            "bench": "products",
-            "machine": machine,
-            "ceilings": asdict(rates),
-            "results": [asdict(result) for result in results],
-        }
-    )
+    json_line({"bench": "products", "machine": machine, "ceilings": rates, "results": results})
 
 
 if __name__ == "__main__":

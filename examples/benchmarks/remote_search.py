@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -66,7 +66,7 @@ def main(model: str, problems: int, width: int, expand: int, depth: int) -> None
     for name, cost in costs.items():
         sent = [f"{value:,}" if value else "" for value in (cost.requests, cost.bytes_sent)]
         print(f"| {name} | {cost.prefilled:,} | {cost.seconds:.1f} | {' | '.join(sent)} |")
-    json_line({"costs": {name: asdict(cost) for name, cost in costs.items()}})
+    json_line({"costs": costs})
 
 
 def make_search(width: int, expand: int, depth: int) -> Any:

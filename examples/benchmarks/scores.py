@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -232,8 +232,8 @@ def main(shape: str | None, model: str | None, layers: int | None, **sizes: int)
             "machine": machine,
             "model": spec.name,
             "layers": num_layers,
-            "job": asdict(job),
-            "results": [asdict(result) for result in times],
+            "job": job,
+            "results": times,
         }
     )
 

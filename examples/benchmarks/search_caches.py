@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from tiny_model import ABOUT, FEW_SHOT, checkpoint, questions
 
@@ -166,7 +166,7 @@ def main(model: str | None, **sizes: int) -> None:
         f"\n{again.prefilled / live.prefilled:.1f} times fewer prompt tokens, "
         f"{again.seconds / live.seconds:.2f} times the speed"
     )
-    json_line({"machine": machine, "search": [asdict(row) for row in rows]})
+    json_line({"machine": machine, "search": rows})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -157,7 +157,7 @@ def main(model: str | None, **sizes: Any) -> None:
         "nodes": "{0.nodes:,}",
     }
     print_table(PrintableTable.of(times, columns, words=["Method"]))
-    json_line({"machine": machine, "methods": [asdict(time) for time in times]})
+    json_line({"machine": machine, "methods": times})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -324,7 +324,7 @@ def main(
             "model": model.spec.name,
             "trace": recorded.source,
             "settings": settings,
-            "results": [asdict(gain) for gain in gains],
+            "results": gains,
         }
     )
 

@@ -17,7 +17,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -339,9 +339,9 @@ def main(
         {
             "bench": "tree loss",
             "machine": machine,
-            "ceilings": asdict(rates),
-            "job": asdict(job),
-            "results": list(map(asdict, results)),
+            "ceilings": rates,
+            "job": job,
+            "results": results,
         }
     )
 

@@ -53,13 +53,14 @@ class Script:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def __call__(self, name: str, *args: object) -> Done:
-        """Run the script and return its exit code and what it printed."""
+    def __call__(self, line: str, *args: object) -> Done:
+        """Run the script that a line begins with; return its exit code and what it printed."""
         self._capsys.readouterr()
+        name, *words = shlex.split(line)
         code, module = 0, import_module(name)
         with recorded_documents(module) as documents:
             try:
-                module.main.main([str(arg) for arg in args], prog_name=name)
+                module.main.main([*words, *map(str, args)], prog_name=name)
             except SystemExit as stopped:
                 code = int(stopped.code or 0)
         printed = self._capsys.readouterr()
@@ -267,16 +268,7 @@ def test_an_audit_of_large_runs_is_timed(script: Script) -> None:
 
 
 def test_products_in_4_bits_are_exact_and_have_a_roofline(script: Script) -> None:
-    done = script(
-        "quantized_products",
-        "--products",
-        "tiny,tiny-experts",
-        "--rows",
-        "1,3",
-        "--repeats",
-        "1",
-        *QUICK,
-    )
+    done = script("quantized_products --products tiny,tiny-experts --rows 1,3 --repeats 1", *QUICK)
     assert done.code == 0, done.err
     results = done.document["results"]
     assert [(r["name"], r["rows"]) for r in results] == [
@@ -287,16 +279,7 @@ def test_products_in_4_bits_are_exact_and_have_a_roofline(script: Script) -> Non
 
 
 def test_attention_over_any_levels(script: Script) -> None:
-    done = script(
-        "attention_levels",
-        "--levels",
-        "32x1, 8x2,5x4",
-        "--heads",
-        "4,2,16",
-        "--repeats",
-        "2",
-        *QUICK,
-    )
+    done = script("attention_levels --levels '32x1, 8x2,5x4' --heads 4,2,16 --repeats 2", *QUICK)
     assert done.code == 0, done.err
     found = done.document
     assert found["bench"] == "levels" and found["heads"]["q_heads"] == 4
@@ -304,18 +287,7 @@ def test_attention_over_any_levels(script: Script) -> None:
     assert result["rows"] == 4 and result["parts"][1] == {"keys": 8, "groups": 2}
     assert result["ratios"].keys() == result["times"].keys() == {"cpu"}
     assert "|32 x 1 + 8 x 2 + 5 x 4|" in done.out and "cpu us" in done.out
-    done = script(
-        "attention_levels",
-        "--levels",
-        "16x1",
-        "--rows",
-        "3,8",
-        "--repeats",
-        "1",
-        "--heads",
-        "4,4,16",
-        *QUICK,
-    )
+    done = script("attention_levels --levels 16x1 --rows 3,8 --repeats 1 --heads 4,4,16", *QUICK)
     assert [r["rows"] for r in done.document["results"]] == [3, 8]
     assert done.document["heads"] == {"q_heads": 4, "kv_heads": 4, "width": 16}
 
@@ -346,16 +318,7 @@ def test_decode_below_an_image(script: Script, tmp_path: Path) -> None:
 
 
 def test_a_grid_says_where_sharing_would_cost_speed(script: Script) -> None:
-    done = script(
-        "sharing_grid",
-        "--rows",
-        "1,8",
-        "--prefix",
-        "16,64",
-        "--new-tokens",
-        "3",
-        *TINY,
-    )
+    done = script("sharing_grid --rows 1,8 --prefix 16,64 --new-tokens 3", *TINY)
     assert done.code == 0, done.err
     found = done.document
     assert found["bench"] == "grid" and len(found["never_slower"]) == 4

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,74 +29,58 @@ def workload(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return workload
 
 
-def _row(
-    repository: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    *args: str,
-) -> list[str]:
-    """Run a runner and return the cells of its only table."""
-    (row,) = _rows(repository, monkeypatch, capsys, *args)
-    return row
+Run = Callable[..., list[list[str]]]
 
 
-def _rows(
-    repository: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    *args: str,
-) -> list[list[str]]:
-    """Run a runner and return the cells of its tables, one a job."""
-    script = repository / "examples" / "peers" / args[0]
-    timing = ("--dtype", "float32", "--repeats", "1", "--warm-ups", "0")
-    monkeypatch.setattr(sys, "argv", [str(script), *args[1:3], *timing, *args[3:]])
-    capsys.readouterr()
-    verbosity = logging.get_verbosity()
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    finally:
-        logging.set_verbosity(verbosity)
-    out = capsys.readouterr().out
-    lines = [line for line in out.splitlines() if line.startswith("|")]
-    assert lines[::3] == lines[:1] * (len(lines) // 3)
-    assert [cell.strip() for cell in lines[0].split("|")][1:4] == ["job", "engine", "tokens/s"]
-    assert {"settings", "machine", "command", "date"} <= {
-        line.split(":")[0] for line in out.split("\n")
-    }
-    return [[cell.strip() for cell in row.split("|")][1:-1] for row in lines[2::3]]
+@pytest.fixture
+def run_program(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """A function that runs a program and returns the cells of its tables, one a job."""
+
+    def run(line: str, folder: Path) -> list[list[str]]:
+        name, jobs, *options = line.split()
+        script = str(repository / "examples" / "peers" / name)
+        timing = ("--dtype", "float32", "--repeats", "1", "--warm-ups", "0")
+        monkeypatch.setattr(sys, "argv", [script, jobs, str(folder), *timing, *options])
+        capsys.readouterr()
+        verbosity = logging.get_verbosity()
+        try:
+            runpy.run_path(script, run_name="__main__")
+        finally:
+            logging.set_verbosity(verbosity)
+        out = capsys.readouterr().out
+        lines = [line for line in out.splitlines() if line.startswith("|")]
+        assert lines[::3] == lines[:1] * (len(lines) // 3)
+        assert [cell.strip() for cell in lines[0].split("|")][1:4] == ["job", "engine", "tokens/s"]
+        assert {"settings", "machine", "command", "date"} <= {
+            line.split(":")[0] for line in out.split("\n")
+        }
+        return [[cell.strip() for cell in row.split("|")][1:-1] for row in lines[2::3]]
+
+    return run
 
 
 @pytest.mark.parametrize(("job", "tokens"), [("tiny", 24), ("search-cpu", 2560)])
 def test_runners_draw_the_same_numbers_of_tokens(
-    job: str,
-    tokens: int,
-    workload: Any,
-    repository: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    job: str, tokens: int, workload: Any, run_program: Run, tmp_path: Path
 ) -> None:
     workload.save_checkpoint("tiny", tmp_path, weights=True, dtype="float32")
-    engines = [["run_treegen.py"], ["run_transformers.py"]]
+    engines = [f"run_treegen.py {job}", f"run_transformers.py {job}"]
     # Older versions of transformers call a page a block, and lose samples on a CPU.
     if job == "tiny" and hasattr(ContinuousBatchingConfig(), "page_size"):
-        engines.append(["run_transformers.py", "--continuous"])
-    for script, *options in engines:
-        cells = _row(repository, monkeypatch, capsys, script, job, str(tmp_path), *options)
+        engines.append(f"run_transformers.py {job} --continuous")
+    for line in engines:
+        (cells,) = run_program(line, tmp_path)
         assert cells[0] == job
         assert cells[6] == f"{tokens:,}"
 
 
 def test_treegen_scores_and_keeps_a_structure(
-    workload: Any,
-    repository: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workload: Any, run_program: Run, tmp_path: Path
 ) -> None:
     workload.save_checkpoint("tiny", tmp_path, weights=False, dtype="float32")
-    names = "score-cpu,structured-cpu"
-    rows = _rows(repository, monkeypatch, capsys, "run_treegen.py", names, str(tmp_path))
+    rows = run_program("run_treegen.py score-cpu,structured-cpu", tmp_path)
     assert [cells[6] for cells in rows] == ["256", "320"]
     job = workload.job_of("structured-cpu")
     text = '{"answer": "%s", "score": 1234}' % ("a" * (job.new_tokens - 29))
@@ -104,33 +89,20 @@ def test_treegen_scores_and_keeps_a_structure(
 
 @pytest.mark.parametrize("job", ["mla-cpu", "hybrid-cpu", "experts-cpu"])
 def test_treegen_makes_up_weights_where_a_checkpoint_has_none(
-    job: str,
-    workload: Any,
-    repository: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    job: str, workload: Any, run_program: Run, tmp_path: Path
 ) -> None:
     shape = workload.job_of(job).shape
     workload.save_checkpoint(shape, tmp_path, weights=False, dtype="float32")
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"][0].endswith("ForCausalLM")
     assert not workload.has_weights(tmp_path)
-    cells = _row(repository, monkeypatch, capsys, "run_treegen.py", job, str(tmp_path))
+    (cells,) = run_program(f"run_treegen.py {job}", tmp_path)
     assert cells[6] == f"{4 * 16 * 16:,}"
 
 
-def test_jobs_of_one_shape_share_an_engine(
-    workload: Any,
-    repository: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_jobs_of_one_shape_share_an_engine(workload: Any, run_program: Run, tmp_path: Path) -> None:
     workload.save_checkpoint("tiny", tmp_path, weights=False, dtype="float32")
-    rows = _rows(
-        repository, monkeypatch, capsys, "run_treegen.py", "tiny,search-cpu", str(tmp_path)
-    )
+    rows = run_program("run_treegen.py tiny,search-cpu", tmp_path)
     assert [(cells[0], cells[6]) for cells in rows] == [("tiny", "24"), ("search-cpu", "2,560")]
     with pytest.raises(SystemExit, match="tiny has tiny, mla-cpu has tiny-mla"):
         workload.jobs_of("tiny,mla-cpu")
@@ -147,11 +119,7 @@ def _scored(tokens: list[int]) -> SimpleNamespace:
 
 
 def test_vllm_gets_room_and_graphs_for_the_largest_of_its_jobs(
-    workload: Any,
-    repository: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workload: Any, run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in for vLLM draws as many tokens as it is asked for."""
     engine_options: dict[str, Any] = {}
@@ -178,31 +146,25 @@ def test_vllm_gets_room_and_graphs_for_the_largest_of_its_jobs(
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
     monkeypatch.setattr(workload, "versions_of", lambda *names: dict.fromkeys(names, "0"))
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
-    names = "tiny,search-cpu,monkeys-cpu"
     workload.save_checkpoint("tiny", tmp_path, weights=False, dtype="float32")
-    rows = _rows(repository, monkeypatch, capsys, "run_vllm.py", names, str(tmp_path))
+    rows = run_program("run_vllm.py tiny,search-cpu,monkeys-cpu", tmp_path)
     assert [cells[6] for cells in rows] == ["24", "2,560", "32,768"]
     assert engine_options["max_num_seqs"] == engine_options["max_cudagraph_capture_size"] == 1024
     assert engine_options["max_model_len"] == 192 + 64 + 3 * 16 + 1
     assert engine_options["load_format"] == "dummy"
-    _rows(
-        repository, monkeypatch, capsys, "run_vllm.py", "tiny", str(tmp_path), "--graph-rows", "4"
-    )
+    run_program("run_vllm.py tiny --graph-rows 4", tmp_path)
     assert (engine_options["max_num_seqs"], engine_options["max_cudagraph_capture_size"]) == (6, 4)
     assert engine_options["skip_tokenizer_init"] and engine_options["disable_cascade_attn"]
     assert engine_options["async_scheduling"] and "attention_backend" not in engine_options
-    options = ("--cascade", "--no-async", "--attention", "FLASHINFER", "--tokens", "3")
-    (cells,) = _rows(
-        repository, monkeypatch, capsys, "run_vllm.py", "tiny", str(tmp_path), *options
-    )
+    options = "--cascade --no-async --attention FLASHINFER --tokens 3"
+    (cells,) = run_program(f"run_vllm.py tiny {options}", tmp_path)
     assert cells[6] == "18"
     assert (engine_options["disable_cascade_attn"], engine_options["async_scheduling"]) == (
         False,
         False,
     )
     assert engine_options["attention_backend"] == "FLASHINFER"
-    names = "score-cpu,structured-cpu"
-    rows = _rows(repository, monkeypatch, capsys, "run_vllm.py", names, str(tmp_path))
+    rows = run_program("run_vllm.py score-cpu,structured-cpu", tmp_path)
     assert [cells[6] for cells in rows] == ["256", "320"]
     assert not engine_options["skip_tokenizer_init"]
 

@@ -76,19 +76,7 @@ def test_what_cannot_be_measured_is_refused_before_torch_is_imported(treegen: Co
 
 def test_attention(treegen: Command) -> None:
     done = treegen(
-        "bench",
-        "attention",
-        "--rows",
-        "2,5",
-        "--prefix",
-        "32",
-        "--suffix",
-        "0,3",
-        "--heads",
-        "4,2,16",
-        "--repeats",
-        "2",
-        *QUICK,
+        "bench attention --rows 2,5 --prefix 32 --suffix 0,3 --heads 4,2,16 --repeats 2", *QUICK
     )
     assert done.code == 0, done.err
     found = done.document
@@ -100,19 +88,7 @@ def test_attention(treegen: Command) -> None:
 
 def test_decode_in_every_mode(treegen: Command) -> None:
     done = treegen(
-        "bench",
-        "decode",
-        "--rows",
-        "4",
-        "--prefix",
-        "40",
-        "--new-tokens",
-        "4",
-        "--problems",
-        "2",
-        "--problem-tokens",
-        "5",
-        *TINY,
+        "bench decode --rows 4 --prefix 40 --new-tokens 4 --problems 2 --problem-tokens 5", *TINY
     )
     assert done.code == 0, done.err
     found = done.document
@@ -135,17 +111,7 @@ def test_decode_with_samples_that_end_at_random(treegen: Command) -> None:
 
 def test_decode_on_a_checkpoint(treegen: Command, tiny: Path) -> None:
     done = treegen(
-        "bench",
-        "decode",
-        "--model",
-        tiny,
-        "--rows",
-        "3",
-        "--prefix",
-        "20,9000",
-        "--new-tokens",
-        "3",
-        *TINY[2:],
+        f"bench decode --model {tiny} --rows 3 --prefix 20,9000 --new-tokens 3", *TINY[2:]
     )
     assert done.code == 0, done.err
     results = done.document["results"]
@@ -157,19 +123,7 @@ def test_decode_on_a_checkpoint(treegen: Command, tiny: Path) -> None:
 
 
 def test_decode_has_no_columns_of_images_without_one(treegen: Command) -> None:
-    done = treegen(
-        "bench",
-        "decode",
-        "--rows",
-        "2",
-        "--prefix",
-        "9",
-        "--new-tokens",
-        "3",
-        "--modes",
-        "all",
-        *TINY,
-    )
+    done = treegen("bench decode --rows 2 --prefix 9 --new-tokens 3 --modes all", *TINY)
     assert done.code == 0, done.err
     assert "encode ms" not in done.out and "prefill ms" not in done.out
     assert "encode_seconds" not in done.document["results"][0]

@@ -267,28 +267,10 @@ def test_several_tasks_share_a_model_and_a_directory(
 def test_sampling_options_by_any_name(treegen: Command, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     done = treegen(
-        "eval",
-        "gsm8k",
-        "--model_args",
-        f"pretrained={tiny},dtype=float32,page-size=8,check=false",
-        "--sample-id",
-        "gsm8k-2",
-        "--repeats",
-        3,
-        "--log-tokens",
-        "-f",
-        2,
-        "--gen_kwargs",
-        "do_sample=false,max_gen_toks=6",
-        "--stop",
-        r"\n\n",
-        "--k",
-        "3,1",
-        "--maj",
-        "3",
-        "--eager",
-        "-o",
-        path,
+        f"eval gsm8k --model_args pretrained={tiny},dtype=float32,page-size=8,check=false"
+        " --sample-id gsm8k-2 --repeats 3 --log-tokens -f 2"
+        " --gen_kwargs do_sample=false,max_gen_toks=6 --stop '\\n\\n' --k 3,1 --maj 3"
+        f" --eager -o {path}"
     )
     assert done.code == 0, done.err
     chosen = results_of(path)["settings"]

@@ -3,14 +3,13 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cli_cases import Command
+from cli_cases import Command, trees_of
 from walker_model import EXTRA, save_walker_model
 
 from treegen.evals.search.run import find_cut, find_failure
-from treegen.runs import RecordFile, SearchRunDir
+from treegen.runs import RecordFile
 from treegen.search.environments.branch import NO_ROOM
 from treegen.tasks.environments.directories import DirectorySize
 from treegen.tasks.environments.storage import Storage
@@ -24,14 +23,6 @@ FEW = ["--depth", "8", "--max-tokens", "120", "--budget", "actions=40", "--memor
 @pytest.fixture(scope="module")
 def walker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_walker_model(tmp_path_factory.mktemp("walker"))
-
-
-def records_of(path: Path) -> list[dict[str, Any]]:
-    with SearchRunDir.open(path) as run:
-        records = sorted(run.records(), key=lambda record: str(record["problem_id"]))
-    for record in records:
-        del record["time"], record["usage"]["seconds"], record["usage"]["tokens_prefilled"]
-    return records
 
 
 SMALL = {
@@ -50,7 +41,7 @@ def test_a_model_solves_the_world_that_it_knows(
     args = ["search", "text-world", *TASK, "-m", method, "-M", walker, *FEW, *SMALL[method]]
     done = treegen(*args, "--temperature", "0.3", "-o", run)
     assert done.code == 0, done.err
-    known, _ = records = records_of(run)
+    known, _ = records = trees_of(run, "tokens_prefilled")
     assert known["problem_id"] == "text-world-easy-0" and known["solved"]
     assert known["scores"] == {"subgoals": 1.0}
     steps = [node["data"] for node in known["nodes"] if node.get("data")]
@@ -64,7 +55,7 @@ def test_a_model_solves_the_world_that_it_knows(
     done = treegen("search", "--resume", run)
     assert done.code == 0, done.err
     assert "actions are stored" in done.err and "again if the branch continues" in done.err
-    assert records_of(run) == records
+    assert trees_of(run, "tokens_prefilled") == records
     assert (run / "actions.jsonl").read_bytes() == stored
     assert "text-world-easy-0" in treegen("show", run, "--tree", "text-world-easy-0").out
 
@@ -73,24 +64,12 @@ def test_every_reply_calls_a_tool_if_forced(treegen: Command, walker: Path, tmp_
     pytest.importorskip("llguidance")
     run = tmp_path / "run"
     done = treegen(
-        "search",
-        "text-world",
+        f"search text-world -m best-of-n -n 2 -M {walker} --force-calls -o {run} --temperature 2",
         *TASK,
-        "-m",
-        "best-of-n",
-        "-n",
-        "2",
-        "-M",
-        walker,
         *FEW,
-        "--force-calls",
-        "-o",
-        run,
-        "--temperature",
-        "2",
     )
     assert done.code == 0, done.err
-    for record in records_of(run):
+    for record in trees_of(run):
         steps = [node["data"] for node in record["nodes"] if node.get("data")]
         assert steps and all("calls" in step or "failure" in step for step in steps)
 
@@ -201,23 +180,12 @@ def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_
 def test_files_are_repaired_in_the_sandbox(treegen: Command, walker: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = treegen(
-        "search",
-        "repair",
-        "-T",
-        "level=easy",
-        "-T",
-        "problems=1",
-        "-M",
-        walker,
-        *FEW,
-        "-n",
-        "2",
+        f"search repair -T level=easy -T problems=1 -M {walker} -n 2 -o {run}",
         "--allow-code-execution",
-        "-o",
-        run,
+        *FEW,
     )
     assert done.code == 0, done.err
-    (record,) = records_of(run)
+    (record,) = trees_of(run)
     assert set(record["scores"]) in ({"hidden_tests", "public_tests"}, set())
     again = treegen("search", "--resume", run)
     assert again.code == 0, again.err  # the finished run needs no permission

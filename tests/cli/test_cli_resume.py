@@ -104,20 +104,8 @@ def test_what_changes_no_sample_may_change(
     path = copy_part(run_path, tmp_path / "run", 1)
     moved = shutil.copytree(tiny, tmp_path / "moved")
     done = treegen(
-        "eval",
-        "--resume",
-        path,
-        "-M",
-        moved,
-        "--memory",
-        "1MiB",
-        "-b",
-        "1",
-        "--sharing",
-        "off",
-        "--eager",
-        "--model-args",
-        "page_size=8,run_ahead=false",
+        f"eval --resume {path} -M {moved} --memory 1MiB -b 1 --sharing off --eager"
+        " --model-args page_size=8,run_ahead=false"
     )
     assert done.code == 0, done.err
     assert_same_samples(path, run_path)

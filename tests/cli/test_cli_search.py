@@ -3,18 +3,17 @@
 import io
 import json
 import re
+import shlex
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cli_cases import Command, edit_config, run_command, write_jsonl
+from cli_cases import Command, edit_config, run_command, trees_of, write_jsonl
 
 from treegen.cli.search import _pair_runs
 from treegen.evals.search.methods import METHODS
-from treegen.runs import SearchRunDir
 from treegen.search.tree.records import SearchTree
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -22,22 +21,14 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 FEW = ["-L", "3", "--budget", "tokens=150", "-f", "1", "--memory", "4MiB"]
 
 
-def trees_of(path: Path) -> list[dict[str, Any]]:
-    with SearchRunDir.open(path) as run:
-        records = sorted(run.records(), key=lambda record: str(record["problem_id"]))
-    for record in records:
-        # Which of two searches computes what they share is a matter of who comes first.
-        del record["time"], record["usage"]["seconds"], record["usage"]["tokens_prefilled"]
-    return records
-
-
 def assert_same_trees(found: Path, expected: Path) -> None:
     """Compare two runs: texts exactly, numbers of the model as closely as they are rounded."""
-    want = trees_of(expected)
+    # Which of two searches computes what they share is a matter of who comes first.
+    want = trees_of(expected, "tokens_prefilled")
     for record in want:
         for node, name in product(record["nodes"], ("logprob", "score")):
             node[name] = pytest.approx(node[name], abs=1.1e-3)
-    assert trees_of(found) == want
+    assert trees_of(found, "tokens_prefilled") == want
 
 
 @pytest.fixture(scope="module")
@@ -124,18 +115,7 @@ def test_a_method_is_added_to_a_comparison(
 
 
 def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
-    args = [
-        "-M",
-        tiny,
-        "-L",
-        "2",
-        "-f",
-        "1",
-        "--budget",
-        "tokens=200,calls=30",
-        "-o",
-        tmp_path / "r",
-    ]
+    args = shlex.split(f"-M {tiny} -L 2 -f 1 --budget tokens=200,calls=30 -o {tmp_path}/r")
     done = treegen("search", "gsm8k", "--width", 2, "--expand", 2, *args, "--max-tokens", 40)
     assert done.code == 0, done.err
     assert done.document["runs"][0]["method"] == "beam"

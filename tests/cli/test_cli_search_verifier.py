@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cli_cases import Command
-from tiny_models import config_of, spread_weights, tiny_tokenizer
+from small_searches import save_tiny_verifier
 from transformers import LlamaForCausalLM, LlamaForTokenClassification
 
 from treegen.report.load import load_run
@@ -26,16 +26,8 @@ SPLIT = r"separator=\n"
 @pytest.fixture(scope="module")
 def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verifier")
-    config = config_of(
-        "llama",
-        max_position_embeddings=400,
-        num_labels=2,
-    )
     for name, kind in (("tokens", LlamaForTokenClassification), ("marks", LlamaForCausalLM)):
-        model = kind(config)
-        spread_weights(model, 7)
-        model.save_pretrained(folder / name)
-        tiny_tokenizer().save_pretrained(folder / name)
+        save_tiny_verifier(folder / name, kind, 2)
     return folder
 
 

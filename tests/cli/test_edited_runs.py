@@ -12,13 +12,13 @@ import io
 import json
 import shutil
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from cli_cases import run_command
+from json_places import edits_of, find_holder, places
 
 from treegen.api.run import open_run
 from treegen.demo import model_path
@@ -101,24 +101,12 @@ def fault(*args: object) -> str:
     return ""
 
 
-def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths to everything in a document."""
-    if path:
-        yield path
-    if isinstance(document, dict | list):
-        items = document.items() if isinstance(document, dict) else enumerate(document)
-        for key, value in items:
-            yield from places(value, (*path, key))
-
-
 def edited(document: Any, rng: Random) -> tuple[str, Any]:
     """A document with something else somewhere, and in words what."""
     found = copy.deepcopy(document)
-    *path, last = rng.choice(list(places(found)))
-    inside = found
-    for step in path:
-        inside = inside[step]
-    name = ".".join(map(str, [*path, last]))
+    path = rng.choice(list(places(found)))
+    inside, last = find_holder(found, path), path[-1]
+    name = ".".join(map(str, path))
     if rng.random() < 0.25:
         del inside[last]
         return f"no {name}", found
@@ -183,22 +171,15 @@ def test_each_place_of_a_run_s_account_is_edited(made: Path, tmp_path: Path) -> 
     whole = json.loads((made / "results.json").read_text(encoding="utf-8"))
     assert whole["parts"][0]["plan"]["levels"] and sharing(load_run(path)) is not None
     faults = []
-    for *steps, last in list(places(whole["parts"])):
-        for bad in (None, "x", [5], {"a": "x"}, "gone"):
-            document = copy.deepcopy(whole)
-            inside = document["parts"]
-            for step in steps:
-                inside = inside[step]
-            inside[last] = bad
-            if bad == "gone":
-                del inside[last]
+    for place in places(whole["parts"], ("parts",)):
+        for what, document in edits_of(whole, place, [None, "x", [5], {"a": "x"}]):
             (path / "results.json").write_text(json.dumps(document), encoding="utf-8")
             try:
                 sharing(load_run(path))
             except TreegenError:
                 pass
             except Exception as error:
-                faults.append(f"{steps} {last} = {bad!r}: {type(error).__name__}: {error}")
+                faults.append(f"{what}: {type(error).__name__}: {error}")
     assert not faults, "\n".join(faults)
 
 
@@ -210,15 +191,9 @@ def test_each_place_of_a_tree_is_edited(made: Path, tmp_path: Path) -> None:
     del record["crc"]
     record["nodes"] = record["nodes"][:2]
     faults = []
-    for *steps, last in list(places(record)):
-        for bad in (None, "x", [5], {"x": None}, True, 2.5, -(10**30), "gone"):
-            document = copy.deepcopy(record)
-            inside = document
-            for step in steps:
-                inside = inside[step]
-            inside[last] = bad
-            if bad == "gone":
-                del inside[last]
+    values = [None, "x", [5], {"x": None}, True, 2.5, -(10**30)]
+    for place in places(record):
+        for what, document in edits_of(record, place, values):
             with contextlib.suppress(TreegenError):  # it cannot be encoded
                 (path / "trees.jsonl").write_bytes(encode_record(document))
             try:
@@ -226,7 +201,7 @@ def test_each_place_of_a_tree_is_edited(made: Path, tmp_path: Path) -> None:
             except TreegenError:
                 pass
             except Exception as error:
-                faults.append(f"{steps} {last} = {bad!r}: {type(error).__name__}: {error!s:.99}")
+                faults.append(f"{what}: {type(error).__name__}: {error!s:.99}")
     assert not faults, "\n".join(faults)
 
 

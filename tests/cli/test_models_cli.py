@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command
+from cli_cases import Command, edit_config, inspect_model
 from quantized_checkpoints import store_in_fp8
 from tiny_models import save_tiny_model
 
@@ -21,18 +20,6 @@ from treegen.model.checkpoint.families import (
     refusal,
 )
 from treegen.model.load import load_model
-
-
-def inspect_model(treegen: Command, *words: object) -> dict[str, Any]:
-    done = treegen("models", *words, "-q")
-    assert done.code == 0, done.err
-    document: dict[str, Any] = done.document
-    return document
-
-
-def edit(directory: Path, **fields: Any) -> None:
-    file = directory / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
 def test_families_are_those_of_the_code(treegen: Command) -> None:
@@ -101,7 +88,7 @@ def test_quantized_weights_are_told(tmp_path: Path, treegen: Command) -> None:
 
 def test_storage_is_told_apart_from_memory(tmp_path: Path, treegen: Command) -> None:
     save_tiny_model(tmp_path)
-    edit(tmp_path, dtype="bfloat16")
+    edit_config(tmp_path, dtype="bfloat16")
     found = inspect_model(treegen, tmp_path, "--device", "cpu")
     assert (found["stored"], found["dtype"], found["device"]) == ("bfloat16", "float32", "cpu")
     size = format_bytes((tmp_path / "model.safetensors").stat().st_size)
@@ -128,7 +115,7 @@ def test_what_is_refused_is_told_with_why(
     changes: dict[str, Any], why: str, tmp_path: Path, treegen: Command
 ) -> None:
     save_tiny_model(tmp_path)
-    edit(tmp_path, **changes)
+    edit_config(tmp_path, **changes)
     found = inspect_model(treegen, tmp_path)
     assert why in found["refused"] and "weights" not in found
     done = treegen("models", tmp_path)

@@ -80,19 +80,9 @@ def test_a_budget_closes_what_would_not_end(
 def test_thinking_off_reaches_the_prompt(treegen: Command, thinker: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = treegen(
-        "eval",
-        "gsm8k",
-        "-M",
-        thinker,
+        f"eval gsm8k -M {thinker} --reasoning off --write-out -o {run} --max-thinking-tokens 4",
         *FEW,
         *CHAT,
-        "--reasoning",
-        "off",
-        "--write-out",
-        "-o",
-        run,
-        "--max-thinking-tokens",
-        4,
     )
     assert done.code == 0, done.err
     assert "assistant:<think>\n\n</think>\n\n" in done.err + done.out

@@ -9,25 +9,11 @@ from cli_cases import Command
 @pytest.mark.soak
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 def test_it_times_the_same_samples_on_one_worker_and_on_two(
-    capsys: pytest.CaptureFixture[str],
+    treegen: Command,
 ) -> None:
-    done = Command(capsys)(
-        "bench",
-        "cluster",
-        "--workers",
-        "2",
-        "--problems",
-        "6",
-        "--samples",
-        "3",
-        "--prefix",
-        "40",
-        "--problem-tokens",
-        "8",
-        "--mean-tokens",
-        "8",
-        "--memory",
-        "4MiB",
+    done = treegen(
+        "bench cluster --workers 2 --problems 6 --samples 3 --prefix 40 --problem-tokens 8"
+        " --mean-tokens 8 --memory 4MiB"
     )
     assert done.code == 0, done.err
     one, two = done.document["results"]
@@ -40,27 +26,11 @@ def test_it_times_the_same_samples_on_one_worker_and_on_two(
 
 @pytest.mark.soak
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
-def test_workers_share_the_samples_of_few_problems(capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_share_the_samples_of_few_problems(treegen: Command) -> None:
     """Fewer problems than keep two workers busy, with many samples each."""
-    done = Command(capsys)(
-        "bench",
-        "cluster",
-        "--workers",
-        "2",
-        "--problems",
-        "1",
-        "--samples",
-        "64",
-        "--prefix",
-        "20",
-        "--problem-tokens",
-        "8",
-        "--mean-tokens",
-        "8",
-        "--max-tokens",
-        "16",
-        "--memory",
-        "4MiB",
+    done = treegen(
+        "bench cluster --workers 2 --problems 1 --samples 64 --prefix 20"
+        " --problem-tokens 8 --mean-tokens 8 --max-tokens 16 --memory 4MiB"
     )
     assert done.code == 0, done.err
     one, two = done.document["results"]

@@ -23,7 +23,11 @@ NODE = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 80 * 2**20}
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A Ray cluster with one node, which has a GPU as far as Ray knows."""
+    """A Ray cluster with one node, which has a GPU as far as Ray knows; workers use the CPU."""
+    monkeypatch.setattr(
+        "treegen.llm.cluster.cluster.make_llm_options",
+        lambda options, device: make_llm_options(options, "cpu"),
+    )
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster as RayCluster
 
@@ -34,13 +38,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     started.shutdown()
 
 
-def test_a_gpu_that_joins_takes_work(
-    nodes: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "treegen.llm.cluster.cluster.make_llm_options",
-        lambda options, device: make_llm_options(options, "cpu"),
-    )
+def test_a_gpu_that_joins_takes_work(nodes: Any, tiny: Path) -> None:
     tree = Node(
         "Go.",
         samples=0,
@@ -65,10 +63,6 @@ def test_a_gpu_that_joins_takes_work(
 def test_a_cluster_that_loses_all_its_gpus_ends_the_run(
     nodes: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "treegen.llm.cluster.cluster.make_llm_options",
-        lambda options, device: make_llm_options(options, "cpu"),
-    )
     tree = Node("Go.", children=[Node("Question?", id="0", samples=400)], samples=0)
     params = SamplingParams(max_tokens=150, seed=1, ignore_eos=True)
     options = EngineOptions(model=str(tiny), memory="4MiB", max_rows=8)

@@ -29,11 +29,6 @@ RUN = ["-L", "6", "-n", "12", "--max-tokens", "40", "--memory", "4MiB", "-b", "6
 EVAL = ["eval", "gsm8k", *RUN, "-q"]
 
 
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
-
-
 @pytest.fixture(scope="module")
 def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one engine."""
@@ -81,41 +76,25 @@ def test_workers_go_on_with_the_run_of_one_engine(
 
 
 def test_one_engine_goes_on_with_the_run_of_workers(
-    whole: Path, cluster: Cluster, command: Command, tmp_path: Path
+    whole: Path, cluster: Cluster, treegen: Command, tmp_path: Path
 ) -> None:
     """Begun with two, killed with one of them on the way, and ended with none."""
     path = copy_part(whole, tmp_path / "run", 0)
     assert _go_on(path, cluster, kill=1) == 1
     assert_same_samples(path, whole)
     part = copy_part(path, tmp_path / "part", 31)
-    assert command("eval", "--resume", part, "-q").code == 0
+    assert treegen("eval", "--resume", part, "-q").code == 0
     assert_same_samples(part, whole)
 
 
 def test_searches_of_workers_are_those_of_one_engine(
-    tiny: Path, cluster: Cluster, command: Command, tmp_path: Path
+    tiny: Path, cluster: Cluster, treegen: Command, tmp_path: Path
 ) -> None:
     """With the Ray that this process has already, which the command leaves as it is."""
-    args = [
-        "search",
-        "countdown",
-        "-m",
-        "beam",
-        "-L",
-        "6",
-        "--budget",
-        "tokens=150",
-        "-M",
-        tiny,
-        "--memory",
-        "4MiB",
-        "-b",
-        "6",
-        "-q",
-    ]
+    line = f"search countdown -m beam -L 6 --budget tokens=150 -M {tiny} --memory 4MiB -b 6 -q"
     one, two = tmp_path / "one", tmp_path / "two"
-    assert command(*args, "-o", one).code == 0
-    done = command(*args, "-o", two, "--workers", "2")
+    assert treegen(line, "-o", one).code == 0
+    done = treegen(line, "-o", two, "--workers", "2")
     assert done.code == 0, done.err
     assert _trees_of(two) == _trees_of(one)
     assert len(results_of(two)["parts"][-1]["workers"]) == 2
@@ -143,7 +122,7 @@ def test_four_workers_draw_what_one_draws(
 
 
 def test_if_no_worker_is_left_the_run_says_so_and_goes_on_later(
-    whole: Path, tiny: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tiny: Path, treegen: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_pool, "MAX_FAILURES", 1)
     path = copy_part(whole, tmp_path / "run", 0)
@@ -152,7 +131,7 @@ def test_if_no_worker_is_left_the_run_says_so_and_goes_on_later(
         pytest.raises(WorkerError, match="no worker is left"),
     ):
         _go_on(path, alone, kill=1)
-    assert command("eval", "--resume", path, "-q").code == 0
+    assert treegen("eval", "--resume", path, "-q").code == 0
     assert_same_samples(path, whole)
 
 
@@ -189,7 +168,7 @@ def _wait_for(path: Path, lines: int, process: "subprocess.Popen[bytes]") -> Non
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_command_that_is_killed_takes_its_ray_along(
-    number: signal.Signals, whole: Path, tiny: Path, command: Command, tmp_path: Path
+    number: signal.Signals, whole: Path, tiny: Path, treegen: Command, tmp_path: Path
 ) -> None:
     """And what it had stored is gone on with, without workers."""
     path = tmp_path / "run"
@@ -215,7 +194,7 @@ def test_a_command_that_is_killed_takes_its_ray_along(
     while left := {pid for pid in started if pid in _alive()}:
         assert time.monotonic() < deadline, f"processes of Ray are left: {left}"
         time.sleep(0.1)
-    assert command("eval", "--resume", path, "-q").code == 0
+    assert treegen("eval", "--resume", path, "-q").code == 0
     assert_same_samples(path, whole)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,25 +22,9 @@ pytestmark = [
 ]
 KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "100"))
 SEED = int(os.environ.get("TREEGEN_TEST_SEED", "0"))
-EVAL = [
-    "eval",
-    "gsm8k",
-    "--num-fewshot",
-    "1",
-    "-L",
-    "8",
-    "-n",
-    "100",
-    "--max-tokens",
-    "40",
-    "-q",
-    "--memory",
-    "4MiB",
-    "-b",
-    "6",
-    "--dtype",
-    "float32",
-]
+EVAL = shlex.split(
+    "eval gsm8k --num-fewshot 1 -L 8 -n 100 --max-tokens 40 -q --memory 4MiB -b 6 --dtype float32"
+)
 LAST = 120.0  # seconds for what Ray has started to end; two of its helpers wait for a minute
 
 

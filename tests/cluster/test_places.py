@@ -16,11 +16,6 @@ needs_ray = pytest.mark.skipif(not HAS_RAY, reason="needs ray")
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
-
-
-@pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "num_gpus", lambda: 4)
 
@@ -62,34 +57,34 @@ WRONG = [
 @pytest.mark.usefixtures("four_gpus")
 @pytest.mark.parametrize(("flags", "message"), WRONG, ids=[" ".join(flags) for flags, _ in WRONG])
 def test_what_cannot_be_is_refused_in_one_line(
-    command: Command, flags: list[str], message: str, tmp_path: Path
+    treegen: Command, flags: list[str], message: str, tmp_path: Path
 ) -> None:
     for verb in (["eval", "gsm8k"], ["search", "game24"]):
-        error = command(*verb, "-M", tmp_path / "none", "-o", tmp_path / "run", *flags).error
+        error = treegen(*verb, "-M", tmp_path / "none", "-o", tmp_path / "run", *flags).error
         assert message in error
     assert not (tmp_path / "run").exists()
 
 
 @needs_ray
 def test_a_machine_without_a_gpu_says_so(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    treegen: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(placement, "num_gpus", lambda: 0)
-    error = command("eval", "gsm8k", "-M", tmp_path, "--gpus", "all").error
+    error = treegen("eval", "gsm8k", "-M", tmp_path, "--gpus", "all").error
     assert "torch sees no GPU" in error and "--workers" in error
 
 
 def test_without_ray_it_says_how_to_install_it(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    treegen: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(placement, "find_spec", lambda name: None)
-    error = command("eval", "gsm8k", "-M", tmp_path, "--workers", "2").error
+    error = treegen("eval", "gsm8k", "-M", tmp_path, "--workers", "2").error
     assert "pip install '.[ray]'" in error
 
 
 @needs_ray
 def test_an_address_that_does_not_answer_is_told_soon(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path
+    treegen: Command, monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path
 ) -> None:
     """Nobody listens there, or somebody who is no Ray."""
     from treegen.llm.cluster import ray_session
@@ -98,8 +93,8 @@ def test_an_address_that_does_not_answer_is_told_soon(
     args = ["eval", "gsm8k", "-M", tiny, "-o", tmp_path / "run", "-L", "1", "--workers", "2"]
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"127.0.0.1:{server.getsockname()[1]}"
-        assert "no Ray cluster responds" in command(*args, "--ray", silent).error
-    assert "no Ray cluster responds" in command(*args, "--ray", silent).error
+        assert "no Ray cluster responds" in treegen(*args, "--ray", silent).error
+    assert "no Ray cluster responds" in treegen(*args, "--ray", silent).error
     assert not (tmp_path / "run").exists()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,25 +22,9 @@ from treegen.llm.cluster import ray_session
 from treegen.llm.cluster.dispatcher import Dispatcher, WorkItem
 from treegen.llm.cluster.ray_session import RayMonitor
 
-EVAL = [
-    "eval",
-    "gsm8k",
-    "--num-fewshot",
-    "1",
-    "-L",
-    "4",
-    "-n",
-    "100",
-    "--max-tokens",
-    "80",
-    "-q",
-    "--memory",
-    "4MiB",
-    "-b",
-    "6",
-    "--dtype",
-    "float32",
-]
+EVAL = shlex.split(
+    "eval gsm8k --num-fewshot 1 -L 4 -n 100 --max-tokens 80 -q --memory 4MiB -b 6 --dtype float32"
+)
 LAST = 120.0  # seconds for what Ray has started to end; two of its helpers wait for a minute
 
 

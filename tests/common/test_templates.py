@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import save_tiny_model
 
 from treegen import LLM, SamplingParams
 from treegen.common.bounded import templates
@@ -105,14 +104,9 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", name="model")
-def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture(name="tokenizer")
-def _tokenizer(model: Path) -> Any:
-    return load_tokenizer(str(model))
+def _tokenizer(checkpoint: Path) -> Any:
+    return load_tokenizer(str(checkpoint))
 
 
 @pytest.fixture(scope="module", name="impatient")
@@ -242,8 +236,8 @@ def test_names_and_what_a_rubric_sets_are_read_within_the_limits() -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_a_model_whose_template_never_ends_says_so(model: Path) -> None:
-    llm = LLM(str(model), device="cpu", memory="4MiB", check=False)
+def test_a_model_whose_template_never_ends_says_so(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), device="cpu", memory="4MiB", check=False)
     llm.tokenizer.chat_template = RANGE
     with pytest.raises(InputError, match="rejects the prompt: the template takes more than"):
         llm.chat([{"role": "user", "content": "a"}], SamplingParams(max_tokens=1))

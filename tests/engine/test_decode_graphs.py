@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from engine_cases import tokens_of as tokens_by_key
 from faked_graphs import FakeGraph, faked
 from fakes import HistoryModel, drain, expected, scheduler_of
 from guessing import Always
@@ -25,7 +26,6 @@ from torch import Tensor
 from treegen.bench.shapes import SHAPES, build_model
 from treegen.common import device as transfer
 from treegen.common.drafter import DraftContext
-from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.engine.compute import decode_graphs
 from treegen.engine.compute.cuda_graphs import estimate_row_seconds
@@ -303,7 +303,7 @@ def test_replayed_steps_draw_what_steps_without_graphs_draw(
             prefills=passes,
             speculation=speculation,
         )
-        got = samples_of(drain(scheduler))
+        got = tokens_by_key(drain(scheduler))
     assert found.eager_because is None and passes.eager_because is None
     assert got == want
 
@@ -363,10 +363,6 @@ class Foreseeing(FunctionDrafter):
             return found
 
         super().__init__(guess)
-
-
-def samples_of(completions: Sequence[Completion]) -> dict[tuple[str, int], tuple[int, ...]]:
-    return {(c.prompt_id, c.sample_index): c.tokens for c in completions}
 
 
 def test_tensors_of_one_piece_of_memory_are_fetched_as_one() -> None:

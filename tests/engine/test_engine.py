@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from transformers import AutoModelForCausalLM
+from engine_cases import FEW_SHOT, QUESTIONS, generate_greedily, load, stock_of, tokens_of, tree_of
 
 from treegen import LLM, Node, SamplingParams
 from treegen.common.outputs import Completion
@@ -28,25 +28,8 @@ from treegen.errors import CapacityError, InputError, ModelError, NumericsError
 from treegen.model.tokenizer import load_tokenizer
 from treegen.prompts.stops import StopConditions, StopConditionsCache, StopStrings
 
-FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
-QUESTIONS = [
-    "Q: Bob has 14 pens and 2 caps. How many?\nA:",
-    "Q: Cy?\nA:",
-    "Q: How many have we?\nA:",
-]
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 FAMILIES = ["llama", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "mixtral", "cohere2", "gemma3n"]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    tiny_models.save_tiny_model(path, "llama")
-    return path
-
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
 
 
 @pytest.fixture(scope="module")
@@ -54,44 +37,20 @@ def llm(checkpoint: Path) -> LLM:
     return load(checkpoint)
 
 
-@pytest.fixture(scope="module")
-def stock(checkpoint: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")
-
-
-def tree_of(samples: int = 3, questions: list[str] = QUESTIONS) -> Node:
-    leaves = [Node(text, samples=samples, id=f"q{i}") for i, text in enumerate(questions)]
-    return Node(FEW_SHOT, children=leaves)
-
-
-def generated(stock: Any, ids: list[int], count: int) -> list[int]:
-    """Stock greedy decoding of one whole prompt, end of sequence ignored."""
-    out = stock.generate(
-        torch.tensor([ids]), do_sample=False, max_new_tokens=count, eos_token_id=None
-    )
-    tokens: list[int] = out[0, len(ids) :].tolist()
-    return tokens
-
-
-def tokens_of(completions: Any) -> dict[tuple[str, int], tuple[int, ...]]:
-    return {(c.prompt_id, c.sample_index): c.tokens for c in completions}
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_stock_generation(family: str, tmp_path: Path) -> None:
     """Ragged problems under one prefix, in a pool so small that rows come one after another."""
     tiny_models.save_tiny_model(tmp_path, family)
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    llm = load(tmp_path)
-    plan = llm.plan(tree_of(), GREEDY)
+    llm, stock = load(tmp_path), stock_of(tmp_path)
+    plan = llm.plan(tree_of(3), GREEDY)
     pages = max(plan.get_single_row_pages(i, 4) for i in range(3)) + 2
     small = load(tmp_path, memory=pages * 4 * llm.spec.kv_bytes_per_token, page_size=4)
     for engine in (llm, small):
-        result = engine.run(tree_of(), GREEDY)
+        result = engine.run(tree_of(3), GREEDY)
         for index, question in enumerate(QUESTIONS):
             ids = engine.tokenizer(FEW_SHOT + question)["input_ids"]
-            want = generated(stock, ids, GREEDY.max_tokens)
-            assert [list(c.tokens) for c in result.of(f"q{index}")] == [want] * 3
+            want, _ = generate_greedily(stock, ids, GREEDY.max_tokens)
+            assert [c.tokens for c in result.of(str(index))] == [want] * 3
         assert result.usage.prompt_tokens_computed == result.plan.stored_tokens
 
 
@@ -122,9 +81,9 @@ def test_a_sample_does_not_depend_on_its_neighbours(llm: LLM) -> None:
     """Alone, with other prompts, with fewer samples, or with some skipped: the same."""
     params = SamplingParams(max_tokens=8, seed=12)
     want = tokens_of(llm.run(tree_of(4), params).completions)
-    alone = Node(FEW_SHOT, children=[Node(QUESTIONS[1], samples=2, id="q1")])
+    alone = Node(FEW_SHOT, children=[Node(QUESTIONS[1], samples=2, id="1")])
     assert tokens_of(llm.run(alone, params).completions).items() <= want.items()
-    done = {("q0", 0), ("q0", 3), *(("q2", i) for i in range(4))}
+    done = {("0", 0), ("0", 3), *(("2", i) for i in range(4))}
     with llm.stream(tree_of(4), params, skip=done) as stream:
         rest = tokens_of(stream)
     assert rest == {key: want[key] for key in want.keys() - done}
@@ -133,12 +92,14 @@ def test_a_sample_does_not_depend_on_its_neighbours(llm: LLM) -> None:
     assert other != want
 
 
-def test_logprobs_are_those_of_the_model(llm: LLM, stock: Any) -> None:
+def test_logprobs_are_those_of_the_model(checkpoint: Path, llm: LLM) -> None:
     params = SamplingParams(temperature=0.7, max_tokens=6, logprobs=3, ignore_eos=True)
     for c in llm.run(tree_of(2), params).completions:
-        ids = llm.tokenizer(FEW_SHOT + QUESTIONS[int(c.prompt_id[1])])["input_ids"]
+        ids = llm.tokenizer(FEW_SHOT + QUESTIONS[int(c.prompt_id)])["input_ids"]
         with torch.no_grad():
-            logits = stock(torch.tensor([[*ids, *c.tokens]])).logits[0, len(ids) - 1 : -1]
+            logits = stock_of(checkpoint)(torch.tensor([[*ids, *c.tokens]])).logits[
+                0, len(ids) - 1 : -1
+            ]
         want = logits.log_softmax(-1)
         chosen = want[range(len(c.tokens)), list(c.tokens)]
         torch.testing.assert_close(torch.tensor(c.logprobs), chosen, atol=1e-4, rtol=0)
@@ -147,7 +108,9 @@ def test_logprobs_are_those_of_the_model(llm: LLM, stock: Any) -> None:
         torch.testing.assert_close(top, want.topk(3).values, atol=1e-4, rtol=0)
 
 
-def test_scores_are_log_likelihoods_with_the_context_computed_once(llm: LLM, stock: Any) -> None:
+def test_scores_are_log_likelihoods_with_the_context_computed_once(
+    checkpoint: Path, llm: LLM
+) -> None:
     pairs = [
         (FEW_SHOT + question, answer)
         for question in QUESTIONS
@@ -159,7 +122,7 @@ def test_scores_are_log_likelihoods_with_the_context_computed_once(llm: LLM, sto
         start = len(ids) - len(score.tokens)
         assert ids[start:] == list(score.tokens)
         with torch.no_grad():
-            logits = stock(torch.tensor([ids])).logits[0, start - 1 : -1]
+            logits = stock_of(checkpoint)(torch.tensor([ids])).logits[0, start - 1 : -1]
         want = logits.log_softmax(-1)[range(len(score.tokens)), ids[start:]]
         torch.testing.assert_close(torch.tensor(score.logprobs), want, atol=1e-4, rtol=0)
         assert score.is_greedy == (logits.argmax(-1).tolist() == ids[start:])
@@ -208,14 +171,14 @@ def test_a_new_segment_reads_its_path_once_for_all_kept_prefixes() -> None:
 
 def test_a_kept_prefix_is_not_computed_again(llm: LLM) -> None:
     params = SamplingParams(max_tokens=6, seed=4)
-    want = llm.run(tree_of(), params)
+    want = llm.run(tree_of(3), params)
     shared = len(llm.tokenizer(FEW_SHOT)["input_ids"])
     used = llm.cache.pool.num_used
     with llm.keep(FEW_SHOT, name="shots") as kept:
         assert kept.usage.prompt_tokens_computed == shared
         assert llm.list_prefixes() == [("shots", shared)]
         for _ in range(2):
-            got = llm.run(tree_of(), params)
+            got = llm.run(tree_of(3), params)
             assert tokens_of(got.completions) == tokens_of(want.completions)
             reused = got.usage.prompt_tokens_reused
             assert reused >= shared - 1, "the last token may merge with what follows"
@@ -318,8 +281,8 @@ def test_the_table_of_stop_strings_is_made_once(
     monkeypatch.setattr(StopStrings, "_table", table)
     llm = load(checkpoint)
     for seed in range(3):
-        llm.run(tree_of(), SamplingParams(max_tokens=4, stop=["\n"], seed=seed))
-        llm.run(tree_of(), SamplingParams(max_tokens=3 + seed, stop=["\n", "Q"], temperature=0))
+        llm.run(tree_of(3), SamplingParams(max_tokens=4, stop=["\n"], seed=seed))
+        llm.run(tree_of(3), SamplingParams(max_tokens=3 + seed, stop=["\n", "Q"], temperature=0))
         llm.session(SamplingParams(max_tokens=4, stop="\n", seed=seed)).close()
     assert made == [("\n",), ("\n", "Q")]
 
@@ -354,7 +317,7 @@ def test_of_threads_that_start_runs_at_once_one_does(
 
     monkeypatch.setattr(llm.model, "check_weights", meet)
     with ThreadPoolExecutor(2) as threads:
-        starts = [threads.submit(llm.stream, tree_of(), SamplingParams()) for _ in range(2)]
+        starts = [threads.submit(llm.stream, tree_of(3), SamplingParams()) for _ in range(2)]
     failures = [start.exception() for start in starts]
     (stream,) = [start.result() for start in starts if start.exception() is None]
     assert sum(isinstance(each, InputError) for each in failures) == 1
@@ -398,17 +361,17 @@ def test_a_stream_yields_as_samples_finish_and_can_be_left(llm: LLM) -> None:
     first = next(stream)
     assert isinstance(first, Completion)
     with pytest.raises(InputError, match="another run of this LLM is not finished"):
-        llm.run(tree_of())
-    stream.cancel("q0")
-    stream.cancel("q1", 3)
+        llm.run(tree_of(3))
+    stream.cancel("0")
+    stream.cancel("1", 3)
     rest = list(stream)
-    gone = {("q1", 3), *(("q0", i) for i in range(8))} - {(first.prompt_id, first.sample_index)}
+    gone = {("1", 3), *(("0", i) for i in range(8))} - {(first.prompt_id, first.sample_index)}
     assert not gone & tokens_of(rest).keys()
-    with pytest.raises(InputError, match="no sampled node has the id 'q9'"):
-        stream.cancel("q9")
+    with pytest.raises(InputError, match="no sampled node has the id '9'"):
+        stream.cancel("9")
     for wrong in ("1", 1.5, True, [1]):
         with pytest.raises(InputError, match="sample_index must be an integer"):
-            stream.cancel("q1", wrong)  # type: ignore[arg-type]
+            stream.cancel("1", wrong)  # type: ignore[arg-type]
     with llm.stream(tree_of(8), params) as abandoned:
         next(abandoned)
     assert llm.cache.pool.num_used == used
@@ -435,7 +398,7 @@ def test_weights_may_be_written_into_a_compiled_model_but_not_replaced(checkpoin
     llm, tree = load(checkpoint), Node("Ann has 3 apples.")
     module: Any = llm.model.module
     llm.model.compile_layers(llm.cache.layers, backend="aot_eager")
-    other = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")
+    other = copy.deepcopy(stock_of(checkpoint))
     for weight in other.parameters():
         weight.data.mul_(torch.rand_like(weight) + 0.5)
     ids = llm.tokenizer(tree.content)["input_ids"]
@@ -443,7 +406,7 @@ def test_weights_may_be_written_into_a_compiled_model_but_not_replaced(checkpoin
     module.load_state_dict(other.state_dict())
     after = llm.run(tree, GREEDY).completions[0].tokens
     assert before != after
-    assert list(after) == generated(other, ids, GREEDY.max_tokens)
+    assert after == generate_greedily(other, ids, GREEDY.max_tokens)[0]
     module.load_state_dict({k: v.clone() for k, v in other.state_dict().items()}, assign=True)
     with pytest.raises(ModelError, match="weights of the module were replaced"):
         llm.run(tree, GREEDY)
@@ -477,7 +440,7 @@ def test_after_an_error_the_next_run_works(llm: LLM, monkeypatch: pytest.MonkeyP
     used = llm.cache.pool.num_used
     monkeypatch.setattr(llm.model, "forward", broken)
     finished = []
-    with pytest.raises(NumericsError, match="are not numbers for prompt 'q0' sample 0 token 2"):
+    with pytest.raises(NumericsError, match="are not numbers for prompt '0' sample 0 token 2"):
         for completion in llm.stream(tree_of(4), SamplingParams(max_tokens=20, seed=1)):
             finished.append(completion)
     assert llm.cache.pool.num_used == used
@@ -514,7 +477,7 @@ def test_prompts_that_cannot_be_run_are_refused_with_the_numbers(
     with pytest.raises(InputError, match="sharing must be one of"):
         load(checkpoint, sharing="some")
     with pytest.raises(InputError, match="skip contains sample 9"):
-        llm.stream(tree_of(), skip=[("q0", 9)])
+        llm.stream(tree_of(3), skip=[("0", 9)])
     with pytest.raises(InputError, match="prompts must be a list"):
         llm.generate(5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="the continuation adds no token to the context"):

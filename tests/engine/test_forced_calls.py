@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from tool_schemas import tool
 from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, Completion, InputError, Node, SamplingParams
@@ -40,18 +41,12 @@ MARKS = sorted(
 )
 SIZE = tiny_models.VOCAB_SIZE + len(MARKS)
 TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["x"],
-                "properties": {"x": {"enum": ["one", "<tool_call>"]}},
-            },
-        },
-    }
+    tool(
+        name,
+        {"x": {"enum": ["one", "<tool_call>"]}},
+        additionalProperties=False,
+        required=["x"],
+    )
     for name in ("search", "see")
 ]
 WAYS = [(name, way) for name, ways in _SYNTAXES.items() for way in range(len(ways))]

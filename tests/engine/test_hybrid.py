@@ -12,17 +12,16 @@ import latent_cases
 import numpy as np
 import pytest
 import torch
-from latent_cases import with_room
-from tiny_models import HYBRID, known, save_tiny_model
-from transformers import AutoConfig
+from engine_cases import generate_greedily, stock_of, tokens_of
+from engine_cases import saved as saved
+from latent_cases import check_random_prompts, with_room
+from tiny_models import HYBRID, known
 
 from treegen import LLM, Node, SamplingParams
 from treegen.engine.compute import model_runner
 from treegen.errors import CacheFullError, CapacityError
-from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.recurrent.state_batch import fold_lists
 from treegen.ops.cache.state_cache import StateCache
-from treegen.prompts.plan.requests import build_sample_requests
 
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n"
 ragged = functools.partial(latent_cases.ragged, trunk=TRUNK)
@@ -31,41 +30,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 SOME = ["qwen3_next", "lfm2", "jamba", "bamba"]
 
 load = functools.partial(latent_cases.shared, memory="8MiB")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @functools.cache
-    def save(family: str) -> Path:
-        return save_tiny_model(tmp_path_factory.mktemp(family), family, seed=1)
-
-    return save
-
-
-def tokens_of(completions: Any) -> dict[tuple[str, int], tuple[int, ...]]:
-    return {(c.prompt_id, c.sample_index): c.tokens for c in completions}
-
-
-def stock_of(path: Path) -> Any:
-    stock = auto_class(AutoConfig.from_pretrained(path)).from_pretrained(
-        path, attn_implementation="eager"
-    )
-    stock.generation_config.eos_token_id = None
-    return stock
-
-
-def logprobs_alone(stock: Any, ids: list[int], tokens: tuple[int, ...]) -> list[float]:
-    """Log-probabilities of tokens after a prompt, by stock transformers with its own cache."""
-    out = stock.generate(
-        torch.tensor([ids]),
-        do_sample=False,
-        max_new_tokens=len(tokens),
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    assert tuple(out.sequences[0, len(ids) :].tolist()) == tokens
-    logits = torch.cat(out.logits)
-    return [float(row.log_softmax(-1)[token]) for row, token in zip(logits, tokens, strict=True)]
 
 
 # The text parts of models with images have the layers of a family without images.
@@ -87,7 +51,9 @@ def test_a_ragged_tree_decodes_like_generate(family: str, saved: Callable[[str],
     requests = {request.id: request for request in result.plan.requests}
     assert len(result.completions) == len(requests) == 6
     for c in result.completions:
-        want = logprobs_alone(stock, requests[c.prompt_id].tokens.tolist(), c.tokens)
+        ids = requests[c.prompt_id].tokens.tolist()
+        tokens, want = generate_greedily(stock, ids, len(c.tokens))
+        assert c.tokens == tokens
         assert c.logprobs == pytest.approx(want, abs=1e-4)
     assert len({c.tokens for c in result.completions}) > 3, "the test would see little"
 
@@ -132,51 +98,8 @@ def test_whatever_runs_together_comes_out_as_if_alone(
     small.engine.prefill_chunk = int(rng.integers(3, 30))
     small.engine.max_rows = int(rng.integers(3, 9))
     small.engine.run_ahead = bool(seed % 2)
-    trunk = rng.integers(3, 320, 40).tolist()
-    prompts = [
-        trunk[: rng.integers(0, 40)] + rng.integers(3, 320, rng.integers(1, 9)).tolist()
-        for _ in range(8)
-    ]
-    small.keep(small.tokenizer.decode(trunk[:10]))
-    params = [
-        SamplingParams(n=int(rng.integers(1, 5)), seed=seed, max_tokens=int(rng.integers(1, 15)))
-        for _ in prompts
-    ]
-    preempted = 0
-    requests = build_sample_requests(
-        Node(
-            "",
-            children=[
-                Node(ids, samples=each.n, id=str(i))
-                for i, (ids, each) in enumerate(zip(prompts, params, strict=True))
-            ],
-            samples=0,
-        ),
-        llm.tokenizer,
-        params,
-        llm.spec,
-    )
-    wanted = [range(request.samples) for request in requests]
-    with small._start(small._plan(requests), params, wanted) as stream:
-        scheduler, got = stream.scheduler, []
-        while stream.has_work:
-            got += stream.step()
-            if rng.random() < 0.3:
-                scheduler._collect_results()
-                preempted += scheduler._admission.reclaim_pages()
-            scheduler.check()
-    assert preempted and stream.usage.preemptions
-    assert len(got) == sum(len(each) for each in wanted)
     alone = LLM(llm.model, tokenizer=llm.tokenizer, memory="8MiB", max_rows=1, sharing="off")
-    for index, (request, each) in enumerate(zip(requests, params, strict=True)):
-        with alone._start(alone._plan([request]), [each], [wanted[index]]) as stream:
-            tokens = tokens_of(stream)
-        assert tokens == tokens_of(c for c in got if c.prompt_id == str(index))
-    pairs = [(ids[:-1], ids[-1:]) if len(ids) > 1 else (ids, [5]) for ids in prompts]
-    for some, one in zip(
-        small.score(pairs), map(alone.score, ([pair] for pair in pairs)), strict=True
-    ):
-        assert some.logprobs == pytest.approx(one[0].logprobs, abs=1e-3)
+    assert check_random_prompts(small, alone, rng, seed, chance=0.3, limit=1e-3)
     assert small.cache.states is not None
     small.cache.states.check([small.engine.prefix_cache.states()])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import warnings
 from collections.abc import Callable
@@ -14,34 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from engine_cases import generate_greedily, stock_of
+from engine_cases import saved as saved
 from guessing import Always, Knowing, guessed
-from latent_cases import FAMILIES, TRUNK, force, load, ragged, shared, small
+from latent_cases import FAMILIES, TRUNK, check_random_prompts, force, load, ragged, shared, small
 from quantized_checkpoints import store_in_fp8
-from tiny_models import known, save_tiny_model
-from transformers import AutoConfig
 
 from treegen import LLM, AsyncLLM, Cluster, Node, SamplingParams
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.features.expanded_kv import ExpandedKVCache
 from treegen.errors import ModelWarning
-from treegen.model.checkpoint.text_part import auto_class
 from treegen.ops.attention import latent as latents
 from treegen.ops.cache.pool import PagePool
 from treegen.prompts.plan.cost_model import CostModel
-from treegen.prompts.plan.requests import build_sample_requests
 from treegen.search import SearchNode
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @functools.cache
-    def save(family: str) -> Path:
-        if not known(family):
-            pytest.skip(f"this transformers has no {family}")
-        return save_tiny_model(tmp_path_factory.mktemp(family), family, seed=1)
-
-    return save
 
 
 @pytest.fixture
@@ -56,30 +41,6 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(ModelRunner, "write_copies", noted)
     return counts
-
-
-@functools.cache
-def stock_of(path: Path) -> Any:
-    stock = auto_class(AutoConfig.from_pretrained(path)).from_pretrained(
-        path, attn_implementation="eager"
-    )
-    stock.generation_config.eos_token_id = None
-    return stock
-
-
-@functools.cache
-def greedy_alone(path: Path, ids: tuple[int, ...], num: int) -> tuple[list[int], list[float]]:
-    """Greedy tokens of stock transformers after a prompt, and their log-probabilities."""
-    out = stock_of(path).generate(
-        torch.tensor([ids]),
-        do_sample=False,
-        max_new_tokens=num,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    tokens = out.sequences[0, len(ids) :].tolist()
-    rows = torch.cat(out.logits).log_softmax(-1)
-    return tokens, [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -99,9 +60,9 @@ def test_a_ragged_tree_decodes_like_stock_transformers(
     result = llm.run(ragged(), SamplingParams(temperature=0, max_tokens=7, ignore_eos=True))
     assert bool(copied) == (form != "absorbed")
     for request in result.plan.requests:
-        tokens, logprobs = greedy_alone(path, tuple(request.tokens.tolist()), 7)
+        tokens, logprobs = generate_greedily(stock_of(path), request.tokens.tolist(), 7)
         (completion,) = (c for c in result.completions if c.prompt_id == request.id)
-        assert list(completion.tokens) == tokens
+        assert completion.tokens == tokens
         # A recurrence in other steps is rounded otherwise, and goes on with that. Stock float32 is
         # up to 1.1e-5 from stock float64 here (kimi_linear; 7e-6 for longcat_flash), and ours no
         # more than that.
@@ -131,39 +92,8 @@ def test_whatever_runs_together_comes_out_as_if_alone(
     monkeypatch.setattr(CostModel, "should_expand", lambda *_: bool(rng.random() < 0.7))
     monkeypatch.setattr(latents, "rows_to_expand", lambda _: float(rng.integers(1, 30)))
     few = small(llm, seed)
-    trunk = rng.integers(3, 320, 40).tolist()
-    prompts = [
-        trunk[: rng.integers(0, 40)] + rng.integers(3, 320, rng.integers(1, 9)).tolist()
-        for _ in range(8)
-    ]
-    few.keep(few.tokenizer.decode(trunk[:10]))
-    params = [
-        SamplingParams(n=int(rng.integers(1, 5)), seed=seed, max_tokens=int(rng.integers(1, 15)))
-        for _ in prompts
-    ]
-    leaves = [
-        Node(ids, samples=each.n, id=str(i))
-        for i, (ids, each) in enumerate(zip(prompts, params, strict=True))
-    ]
-    tree = Node("", children=leaves, samples=0)
-    requests = build_sample_requests(tree, llm.tokenizer, params, llm.spec)
-    wanted = [range(request.samples) for request in requests]
-    with few._start(few._plan(requests), params, wanted) as stream:
-        scheduler, got = stream.scheduler, []
-        while stream.has_work:
-            got += stream.step()
-            if rng.random() < 0.2:
-                scheduler._collect_results()
-                scheduler._admission.reclaim_pages()
-            scheduler.check()
-    assert copied and len(got) == sum(len(each) for each in wanted)
-    for index, (request, each) in enumerate(zip(requests, params, strict=True)):
-        with alone._start(alone._plan([request]), [each], [wanted[index]]) as stream:
-            streamed = {c.sample_index: c.tokens for c in stream}
-        assert streamed == {c.sample_index: c.tokens for c in got if c.prompt_id == str(index)}
-    pairs = [(ids[:-1], ids[-1:]) if len(ids) > 1 else (ids, [5]) for ids in prompts]
-    for some, pair in zip(few.score(pairs), pairs, strict=True):
-        assert some.logprobs == pytest.approx(alone.score([pair])[0].logprobs, abs=1e-4)
+    check_random_prompts(few, alone, rng, seed, chance=0.2, limit=1e-4)
+    assert copied
 
 
 def test_copies_are_the_first_to_go(
@@ -293,7 +223,7 @@ def test_a_checkpoint_that_is_stored_in_fp8(
             assert found.setdefault(kind, drawn) == drawn
     assert copied and len(found) == 2
     prompt = llm.plan(ragged(), params).requests[0]
-    want, _ = greedy_alone(plain, tuple(prompt.tokens.tolist()), 10)
+    want, _ = generate_greedily(stock_of(plain), prompt.tokens.tolist(), 10)
     assert found["expanded"][0] == tuple(want)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forked_ranks import forked_group
 from tiny_models import save_tiny_model, tiny_tokenizer
 from torch import nn
 
@@ -30,12 +29,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "deepseek_v3": {},  # a buffer in the router
 }
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[RankGroup]:
-    with forked_group(2) as group:
-        yield group
 
 
 def load(group: RankGroup, path: Path, **loading: Any) -> LLM:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from engine_cases import load
 from fakes import LetterTokenizer, stopping_of
 from transformers import AutoModelForCausalLM
 
@@ -26,17 +27,8 @@ EOS = 1
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save_tiny_model(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(scope="module")
 def llm(checkpoint: Path) -> LLM:
     return load(checkpoint)
-
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
 
 
 def tokens_of(completions: Sequence[Completion]) -> list[tuple[int, ...]]:

@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from engine_cases import generate_greedily, stock_of
 from guessing import Always, Knowing, guessed
 from latent_cases import load, shared
 from tiny_models import EXACT, HYBRID, known, save_tiny_model
 from torch import Tensor
-from transformers import AutoConfig
 
 from treegen import LLM, Completion, Node, SamplingParams
 from treegen.errors import ModelWarning
-from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.options import EngineOptions
 from treegen.ops.attention import key_selection, sparse_attention
@@ -89,13 +88,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return save_tiny_model(directory, family, seed=1, **sizes)
 
     return save
-
-
-@functools.cache
-def stock_of(path: Path) -> Any:
-    return auto_class(AutoConfig.from_pretrained(path)).from_pretrained(
-        path, attn_implementation="eager"
-    )
 
 
 @functools.cache
@@ -203,18 +195,9 @@ def test_a_text_decodes_as_by_generate(family: str, saved: Callable[..., Path]) 
     for num in (NUM - 1, 2 * NUM, 2 * NUM + 3, 4 * NUM - 2):
         ids = random_ids(num, seed=num)
         (completion,) = llm.generate([ids], replace(PARAMS, max_tokens=2 * BLOCK + 1))[0].outputs
-        stock = stock_of(path).generate(
-            torch.tensor([ids]),
-            do_sample=False,
-            max_new_tokens=2 * BLOCK + 1,
-            min_new_tokens=2 * BLOCK + 1,
-            eos_token_id=None,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        rows = torch.cat(stock.logits).log_softmax(-1)
-        assert list(completion.tokens) == stock.sequences[0, num:].tolist()
-        assert completion.logprobs == pytest.approx(rows.amax(-1).tolist(), abs=1e-5)
+        tokens, logprobs = generate_greedily(stock_of(path), ids, 2 * BLOCK + 1)
+        assert completion.tokens == tokens
+        assert completion.logprobs == pytest.approx(logprobs, abs=1e-5)
 
 
 def test_with_more_local_blocks_than_selected_ones_the_context_ends(

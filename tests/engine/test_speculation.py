@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from engine_cases import FEW_SHOT, QUESTIONS, load, tree_of
 from guessing import Always, Knowing, guessed
 from safetensors.torch import load_file, save_file
 
-from treegen import LLM, Completion, Node, SamplingParams
+from treegen import Completion, SamplingParams
 from treegen.common.drafter import DraftContext
 from treegen.engine.passes.decode import DecodeSteps
 from treegen.engine.requests.output_processor import OutputProcessor
 from treegen.engine.requests.pass_results import PassResultProcessor
 from treegen.errors import CacheFullError, InputError
 
-FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
-QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
 FAMILIES = [
     "llama",
     "gpt2",
@@ -49,21 +48,6 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    return tiny_models.save_tiny_model(path, "llama")
-
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
-
-
-def tree_of(samples: int = 4) -> Node:
-    leaves = [Node(text, samples=samples, id=f"q{i}") for i, text in enumerate(QUESTIONS)]
-    return Node(FEW_SHOT, children=leaves)
-
-
 def assert_same(got: Sequence[Completion], wanted: Sequence[Completion]) -> None:
     for one, other in zip(got, wanted, strict=True):
         assert (one.tokens, one.text, one.finish_reason, one.stop, one.thinking) == (
@@ -83,9 +67,9 @@ def assert_same(got: Sequence[Completion], wanted: Sequence[Completion]) -> None
 def test_samples_of_every_family_are_those_without_guesses(family: str, tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path, family)
     llm = load(tmp_path)
-    plain = llm.run(tree_of(), PARAMS)
+    plain = llm.run(tree_of(4), PARAMS)
     assert plain.usage.tokens_per_step == 1
-    again = guessed(llm, Knowing(plain.completions)).run(tree_of(), PARAMS)
+    again = guessed(llm, Knowing(plain.completions)).run(tree_of(4), PARAMS)
     assert_same(again.completions, plain.completions)
     usage = again.usage
     assert usage.decoded_tokens == plain.usage.decoded_tokens
@@ -128,7 +112,7 @@ def test_rows_that_are_over_leave_while_the_next_pass_is_computed(
     watch(DecodeSteps, "verify")
     watch(OutputProcessor, "end")
     llm = load(checkpoint, speculate="ngram", max_rows=8, run_ahead=True)
-    lengths = [replace(PARAMS, max_tokens=length) for length in (9, 16, 24)]
+    lengths = [replace(PARAMS, seed=3, max_tokens=length) for length in (9, 16, 24)]
     llm.run(tree_of(5), lengths)
     before = [events[place - 1] for place, name in enumerate(events) if name == "end"]
     assert before.count("verify") >= 4  # with the last rows of a run no other pass is launched
@@ -160,11 +144,11 @@ def test_whatever_ends_or_changes_a_sample_does_so_where_tokens_are_guessed(
 ) -> None:
     llm = guessed(load(checkpoint, speculate="ngram", **options), "off")
     params = SamplingParams(**{"max_tokens": 24, "seed": 5, "ignore_eos": True, **settings})
-    plain = llm.run(tree_of(), params)
-    again = guessed(llm, Knowing(plain.completions)).run(tree_of(), params)
+    plain = llm.run(tree_of(4), params)
+    again = guessed(llm, Knowing(plain.completions)).run(tree_of(4), params)
     assert_same(again.completions, plain.completions)
     assert again.usage.accepted_tokens > 0
-    assert_same(guessed(llm, "ngram").run(tree_of(), params).completions, plain.completions)
+    assert_same(guessed(llm, "ngram").run(tree_of(4), params).completions, plain.completions)
 
 
 def test_siblings_and_the_prompt_are_guessed_from(checkpoint: Path) -> None:
@@ -191,7 +175,7 @@ def test_a_function_is_told_of_each_sample_and_may_guess_nothing(checkpoint: Pat
     assert_same(got.completions, wanted.completions)
     assert got.usage.drafted_tokens == got.usage.accepted_tokens == 0
     assert {(name, sample) for name, sample, _, _ in seen} == {
-        (f"q{i}", sample) for i in range(3) for sample in range(2)
+        (str(i), sample) for i in range(3) for sample in range(2)
     }
     lengths = {request.id: len(request.tokens) for request in got.plan.requests}
     assert all(lengths[name] == length for name, _, length, _ in seen)
@@ -226,9 +210,9 @@ def drafts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_draft_model_draws_what_the_model_will_draw(
     checkpoint: Path, drafts: Path, options: dict[str, Any]
 ) -> None:
-    plain = load(checkpoint).run(tree_of(), PARAMS)
+    plain = load(checkpoint).run(tree_of(4), PARAMS)
     llm = load(checkpoint, draft_model=str(drafts), **options)
-    again = llm.run(tree_of(), PARAMS)
+    again = llm.run(tree_of(4), PARAMS)
     assert_same(again.completions, plain.completions)
     assert again.usage.tokens_per_step > 1.3
     assert again.usage.accepted_tokens > 0.3 * again.usage.drafted_tokens
@@ -244,20 +228,20 @@ def test_a_draft_model_knows_what_was_decoded_without_it(
     llm = load(checkpoint, draft_model=str(checkpoint))
     with llm.keep(FEW_SHOT):
         for _ in range(2):
-            usage = llm.run(tree_of(), PARAMS).usage
+            usage = llm.run(tree_of(4), PARAMS).usage
             assert usage.accepted_tokens == usage.drafted_tokens > 30
 
 
 @pytest.mark.parametrize("how", ["draft", "ngram", "knowing"])
 def test_rows_that_gave_way_come_back_the_same(checkpoint: Path, drafts: Path, how: str) -> None:
-    plain = load(checkpoint).run(tree_of(), PARAMS)
+    plain = load(checkpoint).run(tree_of(4), PARAMS)
     llm = load(
         checkpoint, run_ahead=True, **({"draft_model": str(drafts)} if how == "draft" else {})
     )
     if how != "draft":
         guessed(llm, Knowing(plain.completions) if how == "knowing" else how)
     got = []
-    with llm.stream(tree_of(), PARAMS) as stream:
+    with llm.stream(tree_of(4), PARAMS) as stream:
         for turn in itertools.count():
             if not stream.has_work:
                 break

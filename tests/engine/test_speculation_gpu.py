@@ -7,25 +7,18 @@ from typing import Any
 
 import pytest
 import tiny_models
+from engine_cases import FEW_SHOT, tree_of
 from guessing import Always, Knowing, guessed
 
-from treegen import LLM, Node, SamplingParams
+from treegen import LLM, SamplingParams
 
 pytestmark = pytest.mark.gpu
-
-FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 8
-QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
 
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether guesses pay is not what is tested here."""
     monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)
-
-
-def tree_of(samples: int) -> Node:
-    leaves = [Node(text, samples=samples, id=str(i)) for i, text in enumerate(QUESTIONS)]
-    return Node(FEW_SHOT, children=leaves)
 
 
 @pytest.mark.parametrize("options", [{}, {"eager": True}, {"sharing": "off"}, {"max_rows": 11}])
@@ -36,9 +29,9 @@ def test_samples_are_those_without_guesses(
     tiny_models.save_tiny_model(tmp_path, family)
     llm = LLM(str(tmp_path), dtype="float32", device="cuda", memory="64MiB", check=False, **options)
     params = SamplingParams(max_tokens=40, seed=3, stop=["a"])
-    plain = llm.run(tree_of(20), params)
+    plain = llm.run(tree_of(20, FEW_SHOT * 4), params)
     knowing = Knowing(plain.completions, strict=False)
-    again = guessed(llm, knowing).run(tree_of(20), params)
+    again = guessed(llm, knowing).run(tree_of(20, FEW_SHOT * 4), params)
     assert again.usage.tokens_per_step > 1.4
     # Of experts, torch computes float32 products by way of the CPU, which no graph can hold.
     assert not again.usage.eager_because or family in ("gpt_oss", "deepseek_v3")
@@ -63,9 +56,9 @@ def test_reproducible_samples_are_the_same_to_the_bit(
         **options,
     )
     params = SamplingParams(max_tokens=40, seed=3)
-    plain = guessed(llm, "off").run(tree_of(20), params)
+    plain = guessed(llm, "off").run(tree_of(20, FEW_SHOT * 4), params)
     for how in (Knowing(plain.completions), "ngram"):
-        again = guessed(llm, how).run(tree_of(20), params)
+        again = guessed(llm, how).run(tree_of(20, FEW_SHOT * 4), params)
         assert again.usage.tokens_per_step > (1.4 if how != "ngram" else 1.0)
         for one, other in zip(plain.completions, again.completions, strict=True):
             assert (one.tokens, one.logprobs) == (other.tokens, other.logprobs)

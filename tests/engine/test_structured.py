@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from engine_cases import load
 from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, InputError, Node, SamplingParams
@@ -41,17 +42,6 @@ WAYS: list[dict[str, Any]] = [
     {"page_size": 4, "memory": 100_000, "prefill_chunk": 5},
 ]
 PROMPTS = ["Q: Bob has 14 pens. How many?\nA:", "Is it so?", "Q: Bob has 14"]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("structured")
-    tiny_models.save_tiny_model(path, "llama")
-    return path
-
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"device": "cpu", "memory": "8MiB", "check": False, **options})
 
 
 def tree_of(samples: int) -> Node:

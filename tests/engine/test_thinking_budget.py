@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from engine_cases import load
 from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
@@ -42,10 +43,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     )
     tokenizer.save_pretrained(path)
     return path
-
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
 
 
 @pytest.fixture(scope="module")

@@ -6,20 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import config_of, spread_weights, tiny_tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from tiny_models import tiny_module, tiny_tokenizer
 from tree_cases import degenerate_trees, random_tree
 
 from treegen import LLM, InputError, SamplingParams, from_module
 from treegen.model.load import patch_module
 from treegen.prompts.rollout_tree import RolloutTree, tree_of
 from treegen.train import tree_logprobs
-
-
-def tiny_module(family: str = "llama") -> PreTrainedModel:
-    module: PreTrainedModel = AutoModelForCausalLM.from_config(config_of(family))
-    spread_weights(module, 0)
-    return module
 
 
 def check(tree: RolloutTree, top: int = 0, prompt_lengths: list[int] | None = None) -> None:

@@ -13,41 +13,21 @@ import latent_cases
 import numpy as np
 import pytest
 import torch
+from engine_cases import load, stock_of
+from engine_cases import saved as saved
 from image_cases import tree_of
 from latent_cases import with_room
 from tiny_images import picture, save_tiny_vision_model
-from tiny_models import save_tiny_model
-from transformers import AutoConfig, DynamicCache
+from transformers import DynamicCache
 
 from treegen import LLM, Completion, Node, SamplingParams
 from treegen.common.checks import CACHE_MODES
 from treegen.errors import InputError
-from treegen.model.checkpoint.text_part import auto_class
 
 FAMILIES = ["llama", "deepseek_v3", "mixtral", "qwen3_next", "lfm2", "jamba", "bamba"]
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n"
 ragged = functools.partial(latent_cases.ragged, trunk=TRUNK)
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    @functools.cache
-    def save(family: str, seed: int = 0) -> Path:
-        return save_tiny_model(tmp_path_factory.mktemp(f"{family}-{seed}"), family, seed=seed)
-
-    return save
-
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
-
-
-@functools.cache
-def stock_of(path: Path) -> Any:
-    return auto_class(AutoConfig.from_pretrained(path)).from_pretrained(
-        path, attn_implementation="eager"
-    )
 
 
 class Reference:
@@ -384,7 +364,7 @@ def test_the_same_weights_once_more_change_nothing(
 ) -> None:
     """Random trees with few pages and states, while rows lose their pages and scores wait."""
     rng = np.random.default_rng(seed)
-    path = saved(family)
+    path = saved(family, 0)
     llm, stock = load(path), stock_of(path)
     trunk = rng.integers(3, 320, 40).tolist()
     prompts = []

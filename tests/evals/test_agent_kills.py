@@ -1,60 +1,30 @@
 """Runs of agents that are killed go on: nothing is lost, and no action runs twice."""
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_runs import load_job, run_job, walker
+from fork_server import ForkServer
 from killed_agents import LoggedTask
 
 from treegen.evals.problem import Problem
 from treegen.evals.search import journaled_environment
 from treegen.runs import RecordFile
 
-PROGRAM = Path(__file__).parents[1] / "killed_agents.py"
 Key = tuple[str, tuple[str, ...], str]
 
 
-class Server:
-    """Runs jobs in processes that can be killed."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self.read() == "ready"
-
-    def read(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def run(self, job: dict[str, Any], kill_after: float | None = None) -> int:
-        """Run a job, and return its exit status."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        pid = int(self.read())
-        if kill_after is not None:
-            time.sleep(kill_after)
-            with suppress(ProcessLookupError):  # it has ended already
-                os.kill(pid, signal.SIGKILL)
-        return int(self.read())
-
-
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.process.communicate()
+def server() -> Iterator[ForkServer]:
+    with ForkServer(
+        "import fork_server, killed_agents; fork_server.serve(killed_agents.run)"
+    ) as it:
+        yield it
 
 
 def journal_of(path: Path) -> set[Key]:
@@ -87,7 +57,7 @@ def trees_of(path: Path) -> dict[str, Any]:
 
 
 def kill_and_resume(
-    server: Server, folder: Path, method: str, *, stores: bool, kills: int, seed: int
+    server: ForkServer, folder: Path, method: str, *, stores: bool, kills: int, seed: int
 ) -> None:
     """Kill a run some times, let it end, and compare it with one that was not killed."""
     folder.mkdir()
@@ -121,7 +91,9 @@ def kill_and_resume(
 
 
 @pytest.mark.parametrize(("method", "stores"), [("beam", True), ("mcts", True), ("beam", False)])
-def test_a_killed_run_goes_on(server: Server, tmp_path: Path, method: str, stores: bool) -> None:
+def test_a_killed_run_goes_on(
+    server: ForkServer, tmp_path: Path, method: str, stores: bool
+) -> None:
     kill_and_resume(server, tmp_path / "run", method, stores=stores, kills=3, seed=1)
 
 
@@ -154,7 +126,7 @@ def test_an_interrupted_run_goes_on_from_its_snapshots(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_many_kills(server: Server, tmp_path: Path) -> None:
+def test_many_kills(server: ForkServer, tmp_path: Path) -> None:
     # Not dvts: these runs use a plain event loop, in which timing orders its parallel subtrees.
     for round, method in enumerate(("best-of-n", "beam", "mcts", "ab-mcts", "rebase")):
         where = tmp_path / method

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command, build_checkpoint, results_of, samples_of, write_jsonl
+from cli_cases import Command, results_of, samples_of, write_jsonl
 
 from treegen.errors import InputError
 from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
@@ -140,22 +140,21 @@ def test_a_run_from_before_there_were_turns_continues_as_it_was(
     assert new.fingerprint != settings.fingerprint
 
 
-def test_turns_from_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    tiny, command = build_checkpoint(tmp_path / "tiny"), Command(capsys)
+def test_turns_from_the_command_line(treegen: Command, tiny: Path, tmp_path: Path) -> None:
     few = ["--limit", 1, "-n", 1, "--max-tokens", 3, "-f", 2, "-M", tiny, "--apply-chat-template"]
-    many = command("eval", "gsm8k", *few, "--fewshot_as_multiturn", "-o", tmp_path / "many")
-    one = command("eval", "gsm8k", *few, "--no-fewshot-as-multiturn", "-o", tmp_path / "one")
+    many = treegen("eval", "gsm8k", *few, "--fewshot_as_multiturn", "-o", tmp_path / "many")
+    one = treegen("eval", "gsm8k", *few, "--no-fewshot-as-multiturn", "-o", tmp_path / "one")
     assert (many.code, one.code) == (0, 0), many.err + one.err
     hashes = [samples_of(tmp_path / name)[0]["prompt_hash"] for name in ("many", "one")]
     assert hashes[0] != hashes[1]
     assert results_of(tmp_path / "many")["settings"]["fewshot_as_multiturn"] is True
-    assert command("eval", "--resume", tmp_path / "one", "-q").code == 0
-    error = command("eval", "--resume", tmp_path / "one", "--fewshot-as-multiturn").error
+    assert treegen("eval", "--resume", tmp_path / "one", "-q").code == 0
+    error = treegen("eval", "--resume", tmp_path / "one", "--fewshot-as-multiturn").error
     assert "prompt.fewshot_as_multiturn: " in error and "(--fewshot-as-multiturn)" in error
-    plan = command("plan", "gsm8k", *few, "--write-out")
+    plan = treegen("plan", "gsm8k", *few, "--write-out")
     assert plan.out.startswith("gsm8k: the prompt of gsm8k-0, from the next line on\n")
     head = plan.out.partition("(the prompt ends with the line before)")[0]
     assert head.count("The answer is ") == 2
     assert plan.out.partition("\nreference: ")[2].split("\n")[0].isdecimal()
-    shown = command("eval", "gsm8k", *few, "--write-out", "-q", "-o", tmp_path / "shown")
+    shown = treegen("eval", "gsm8k", *few, "--write-out", "-q", "-o", tmp_path / "shown")
     assert head in shown.err and shown.out == ""

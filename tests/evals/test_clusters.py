@@ -1,12 +1,12 @@
 """Error bars of problems that are no independent draws, by definition and by simulation."""
 
-import json
 import math
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_cases import Command
+from cli_cases import Command, write_jsonl
 
 from treegen.evals.statistics.estimators import estimate, mean_interval, standard_error
 from treegen.report.compare import CLUSTERED, compare_runs
@@ -70,25 +70,11 @@ def test_a_field_of_the_data_clusters_an_eval_and_a_comparison(
         {"question": f"Say {i}", "answer": "e", "passage": f"p{i % 3}", "id": str(i)}
         for i in range(9)
     ]
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    how = [
-        "-M",
-        tiny,
-        "--data",
-        data,
-        "-T",
-        "metric=contains",
-        "--max-tokens",
-        "12",
-        "-n",
-        "4",
-        "--temperature",
-        "1",
-        "--memory",
-        "4MiB",
-        "-q",
-    ]
+    data = write_jsonl(tmp_path / "data.jsonl", rows)
+    how = shlex.split(
+        f"-M {tiny} --data {data} -T metric=contains --max-tokens 12 -n 4 --temperature 1"
+        " --memory 4MiB -q"
+    )
     errors = {}
     for name, more in (("plain", []), ("by", ["-T", "group_field=passage"])):
         done = treegen("eval", "jsonl", *how, *more, "-o", tmp_path / name)

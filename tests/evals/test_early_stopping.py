@@ -1,6 +1,5 @@
 """Runs that stop draw the first samples of the run that does not, and say where they stopped."""
 
-import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_cases import Command
+from cli_cases import Command, write_jsonl
 
 from treegen.api.run import open_run
 from treegen.errors import InputError
@@ -291,7 +290,7 @@ def test_a_stored_run_is_scored_with_further_votes(
     path = tmp_path / "run"
     _draw(llm, path, num_samples=4, self_certainty=True)
     lines = [{"problem_id": p, "sample_index": i, "score": (i + 1) / 4} for p, i in _records(path)]
-    (path / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_jsonl(path / "scores.jsonl", lines)
     done = treegen("score", path, "--votes", "all,score:best", "--maj", "2,4")
     assert done.code == 0, done.err
     rows = done.document["runs"][0]["report"]["tables"][-1]["rows"]

@@ -27,11 +27,6 @@ WORDS = ("river", "number", "garden", "letter", "window")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two subjects of MMLU with twenty questions each, of different lengths."""
     path = tmp_path_factory.mktemp("mmlu")
@@ -45,11 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (path / split).mkdir(exist_ok=True)
             (path / split / f"{subject}_{split}.csv").write_text("".join(rows))
     return path
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
 
 
 @cache
@@ -95,28 +85,16 @@ def check_records(path: Path, checkpoint: Path, wanted: Mapping[str, Any]) -> No
 
 
 def test_scores_are_those_of_plain_transformers(
-    command: Command, checkpoint: Path, folder: Path, tmp_path: Path
+    treegen: Command, tiny: Path, folder: Path, tmp_path: Path
 ) -> None:
     """With passes so small that the examples take several."""
     out = tmp_path / "run"
-    done = command(
-        "eval",
-        "mmlu",
-        "--data",
-        folder,
-        "-M",
-        checkpoint,
-        "-o",
-        out,
-        "--model-args",
-        "prefill_chunk=64",
-        "-T",
-        "per_subject=6",
-        "--memory",
-        "4MiB",
+    done = treegen(
+        f"eval mmlu --data {folder} -M {tiny} -o {out} --model-args prefill_chunk=64"
+        " -T per_subject=6 --memory 4MiB"
     )
     assert done.code == 0
-    check_records(out, checkpoint, prompts(folder, {"per_subject": "6"}))
+    check_records(out, tiny, prompts(folder, {"per_subject": "6"}))
     assert "|mmlu (hendrycks form)|      1|none  |     5|acc      |" in done.out
     assert "acc_norm" not in done.out and "truncated" not in done.out
     usage = done.document["runs"][0]["usage"]
@@ -124,24 +102,12 @@ def test_scores_are_those_of_plain_transformers(
 
 
 def test_real_questions_score_as_in_plain_transformers(
-    command: Command, checkpoint: Path, data_dir: Path, tmp_path: Path
+    treegen: Command, tiny: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    done = command(
-        "eval",
-        "mmlu",
-        "--data",
-        data_dir / "mmlu",
-        "-M",
-        checkpoint,
-        "-o",
-        out,
-        "-T",
-        "per_subject=2",
-        "--quiet",
-    )
+    done = treegen(f"eval mmlu --data {data_dir}/mmlu -M {tiny} -o {out} -T per_subject=2 --quiet")
     assert done.code == 0
-    check_records(out, checkpoint, prompts(data_dir / "mmlu", {"per_subject": "2"}))
+    check_records(out, tiny, prompts(data_dir / "mmlu", {"per_subject": "2"}))
 
 
 OWN_CHOICES = """
@@ -172,12 +138,12 @@ class Pairs:
 
 
 def test_an_own_task_of_choices_reports_what_choices_have(
-    command: Command, checkpoint: Path, tmp_path: Path
+    treegen: Command, tiny: Path, tmp_path: Path
 ) -> None:
     """Accuracy, and accuracy by length as lm-eval's acc_norm; no votes, no unreadable samples."""
     (tmp_path / "pairs.py").write_text(OWN_CHOICES)
     task, out = f"{tmp_path / 'pairs.py'}:Pairs", tmp_path / "run"
-    done = command("eval", task, "-M", checkpoint, "-o", out)
+    done = treegen("eval", task, "-M", tiny, "-o", out)
     assert done.code == 0, done.err
     (document,) = done.document["runs"]
     values = {row["metric"]: row["value"] for row in document["report"]["metrics"]}
@@ -194,9 +160,9 @@ def test_an_own_task_of_choices_reports_what_choices_have(
     usage = document["usage"]
     assert usage["prompt_tokens_computed"] <= usage["prompt_tokens_unshared"]
     assert "0.8 times" not in done.out
-    again = command("score", out, "-q", "--task", task).document
+    again = treegen("score", out, "-q", "--task", task).document
     assert again["runs"][0]["report"] == document["report"]
-    plan = command("plan", task, "-M", checkpoint).document["plans"][0]
+    plan = treegen("plan", task, "-M", tiny).document["plans"][0]
     assert plan["prompt_tokens"]["shared"] <= plan["prompt_tokens"]["unshared"]
     assert plan["prompt_tokens"]["unshared"] == usage["prompt_tokens_unshared"]
 
@@ -216,27 +182,27 @@ def test_what_sharing_did_is_told_in_its_own_words(computed: int, text: str) -> 
 
 
 def test_a_stopped_run_continues_and_can_be_scored_again(
-    command: Command, checkpoint: Path, folder: Path, tmp_path: Path
+    treegen: Command, tiny: Path, folder: Path, tmp_path: Path
 ) -> None:
     whole = tmp_path / "whole"
-    args = ["eval", "mmlu", "--data", folder, "-M", checkpoint, "-q"]
-    first = command(*args, "-o", whole).document["runs"][0]
+    args = ["eval", "mmlu", "--data", folder, "-M", tiny, "-q"]
+    first = treegen(*args, "-o", whole).document["runs"][0]
     part = copy_part(whole, tmp_path / "part", 17, b'{"problem_id": "anat')
-    second = command("eval", "--resume", part, "-q").document["runs"][0]
+    second = treegen("eval", "--resume", part, "-q").document["runs"][0]
     assert second["report"] == first["report"]
     assert len(samples_of(part)) == 40
     assert [r["text"] for r in samples_of(part)] == [r["text"] for r in samples_of(whole)]
     moved = tmp_path / "moved"
     shutil.copytree(whole, moved)
-    assert command("score", moved, "-q").document["runs"][0]["report"] == first["report"]
+    assert treegen("score", moved, "-q").document["runs"][0]["report"] == first["report"]
 
 
 def test_stopping_between_passes_keeps_what_is_scored(
-    checkpoint: Path, folder: Path, tmp_path: Path
+    tiny: Path, folder: Path, tmp_path: Path
 ) -> None:
-    choices = {"task": "mmlu", "data": str(folder), "model": str(checkpoint), "prefill_chunk": 32}
+    choices = {"task": "mmlu", "data": str(folder), "model": str(tiny), "prefill_chunk": 32}
     job = load_job(resolve_eval_settings(choices))
-    llm = LLM(str(checkpoint), prefill_chunk=32, memory="4MiB")
+    llm = LLM(str(tiny), prefill_chunk=32, memory="4MiB")
     settings = run_settings(job, dtype="float32", fingerprint="x")
     with RunDir.create(tmp_path / "run", settings) as run:
         steps = list(sample(prepare_job(job, llm.facts), run, llm, stop=lambda: len(run.done) >= 9))
@@ -249,11 +215,11 @@ def test_stopping_between_passes_keeps_what_is_scored(
 
 
 def test_examples_are_left_out_until_a_prompt_fits(
-    command: Command, folder: Path, tmp_path: Path
+    treegen: Command, folder: Path, tmp_path: Path
 ) -> None:
     small = build_checkpoint(tmp_path / "small", context=345)
     out = tmp_path / "run"
-    done = command("eval", "mmlu", "--data", folder, "-M", small, "-o", out)
+    done = treegen("eval", "mmlu", "--data", folder, "-M", small, "-o", out)
     assert done.code == 0
     records = samples_of(out)
     shorter = [record for record in records if "dropped" in record]
@@ -270,34 +236,23 @@ def test_examples_are_left_out_until_a_prompt_fits(
             size = max(len(stock_model(small)[0](one_more + c)["input_ids"]) for c in choices)
             assert size > 345
     check_records(out, small, wanted)
-    planned = command("plan", "mmlu", "--data", folder, "-M", small)
+    planned = treegen("plan", "mmlu", "--data", folder, "-M", small)
     assert planned.document["plans"][0]["longest_prompt"] <= 345
 
 
 def test_a_question_that_never_fits_is_refused(
-    command: Command, folder: Path, tmp_path: Path
+    treegen: Command, folder: Path, tmp_path: Path
 ) -> None:
     small = build_checkpoint(tmp_path / "small", context=64)
-    error = command("eval", "mmlu", "--data", folder, "-M", small, "-o", tmp_path / "run").error
+    error = treegen("eval", "mmlu", "--data", folder, "-M", small, "-o", tmp_path / "run").error
     assert "too many for the model's context of 64" in error
 
 
-def test_sampling_shortens_prompts_as_well(command: Command, folder: Path, tmp_path: Path) -> None:
+def test_sampling_shortens_prompts_as_well(treegen: Command, folder: Path, tmp_path: Path) -> None:
     small = build_checkpoint(tmp_path / "small", context=420)
     out = tmp_path / "run"
-    done = command(
-        "eval",
-        "mmlu-generate",
-        "--data",
-        folder,
-        "-M",
-        small,
-        "-o",
-        out,
-        "-T",
-        "per_subject=4",
-        "--max-tokens",
-        "5",
+    done = treegen(
+        f"eval mmlu-generate --data {folder} -M {small} -o {out} -T per_subject=4 --max-tokens 5"
     )
     assert done.code == 0
     assert any(record.get("dropped") for record in samples_of(out))
@@ -306,33 +261,22 @@ def test_sampling_shortens_prompts_as_well(command: Command, folder: Path, tmp_p
 
 
 def test_after_a_chat_turn_choices_lose_their_space(
-    command: Command, checkpoint: Path, folder: Path, tmp_path: Path
+    treegen: Command, tiny: Path, folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    done = command(
-        "eval",
-        "mmlu",
-        "--data",
-        folder,
-        "-M",
-        checkpoint,
-        "-o",
-        out,
-        "-T",
-        "per_subject=2",
-        "--apply-chat-template",
-        "--no-fewshot-as-multiturn",
-        "-q",
+    done = treegen(
+        f"eval mmlu --data {folder} -M {tiny} -o {out} -T per_subject=2"
+        " --apply-chat-template --no-fewshot-as-multiturn -q"
     )
     assert done.code == 0
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
     wanted = prompts(folder, {"per_subject": "2"})
     for record in samples_of(out):
         text, choices = wanted[record["problem_id"]]
         turn = [{"role": "user", "content": text}]
         chat = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         chat = chat.removeprefix(tokenizer.bos_token)
-        want = stock_logprobs(checkpoint, chat, tuple(choice.strip() for choice in choices))
+        want = stock_logprobs(tiny, chat, tuple(choice.strip() for choice in choices))
         assert record["choice_logprobs"] == pytest.approx(want, abs=1e-4)
 
 
@@ -345,15 +289,13 @@ def test_after_a_chat_turn_choices_lose_their_space(
     ],
 )
 def test_what_means_nothing_is_refused(
-    command: Command, checkpoint: Path, folder: Path, args: list[str], message: str
+    treegen: Command, tiny: Path, folder: Path, args: list[str], message: str
 ) -> None:
-    assert message in command("eval", "mmlu", "--data", folder, "-M", checkpoint, *args).error
+    assert message in treegen("eval", "mmlu", "--data", folder, "-M", tiny, *args).error
 
 
-def test_plan_counts_one_prompt_per_question(
-    command: Command, checkpoint: Path, folder: Path
-) -> None:
-    done = command("plan", "mmlu", "--data", folder, "-M", checkpoint)
+def test_plan_counts_one_prompt_per_question(treegen: Command, tiny: Path, folder: Path) -> None:
+    done = treegen("plan", "mmlu", "--data", folder, "-M", tiny)
     (plan,) = done.document["plans"]
     assert (plan["samples"], plan["choices"], plan["rows"]) == (40, 160, 0)
     assert plan["prompt_tokens"]["shared"] < plan["prompt_tokens"]["unshared"]
@@ -362,10 +304,10 @@ def test_plan_counts_one_prompt_per_question(
 
 
 def test_show_counts_the_choices_among_the_tokens_that_sharing_saves(
-    command: Command, checkpoint: Path, tmp_path: Path
+    treegen: Command, tiny: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    usage = command("eval", "winogrande", "-M", checkpoint, "-o", out).document["runs"][0]["usage"]
-    shown = command("show", out)
+    usage = treegen("eval", "winogrande", "-M", tiny, "-o", out).document["runs"][0]["usage"]
+    shown = treegen("show", out)
     line = format_sharing(usage)
     assert line is not None and line in shown.out and "times more" not in shown.out

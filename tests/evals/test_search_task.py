@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import write_jsonl
+from cli_cases import trees_of, write_jsonl
 from puzzle_model import ToyLLM, puzzle_model
 from toy_search import ToyModel
 
@@ -600,14 +600,6 @@ def steps_of(
     return list(run_searches(job, run, llm or ToyLLM(puzzle_model()), **more))  # type: ignore[arg-type]
 
 
-def stored(path: Path) -> list[dict[str, Any]]:
-    with SearchRunDir.open(path) as run:
-        records = sorted(run.records(), key=lambda record: str(record["problem_id"]))
-    for record in records:
-        del record["time"], record["usage"]["seconds"]
-    return records
-
-
 @pytest.fixture
 def whole(job: SearchJob, tmp_path: Path) -> Path:
     path = tmp_path / "whole"
@@ -625,7 +617,7 @@ def whole(job: SearchJob, tmp_path: Path) -> Path:
 
 
 def test_results_add_up(whole: Path) -> None:
-    records = stored(whole)
+    records = trees_of(whole)
     results = json.loads((whole / "results.json").read_text())
     assert (results["complete"], results["done"], results["planned"]) == (True, 5, 5)
     num_solved = sum(record["solved"] for record in records)
@@ -652,7 +644,7 @@ def test_pass_at_k_is_over_the_searches_of_each_problem(data: str, tmp_path: Pat
         assert all(step.estimate and step.estimate.num_problems <= 5 for step in steps)
         results = write_search_results(job, run)
     right: dict[str, list[bool]] = {}
-    for record in stored(path):
+    for record in trees_of(path):
         right.setdefault(record["problem_id"], []).append(record["solved"])
     assert [len(each) for each in right.values()] == [5] * 5
     assert len({tuple(sorted(each)) for each in right.values()}) > 1
@@ -702,7 +694,7 @@ def test_a_run_can_be_stopped_and_continued_anywhere(
         with SearchRunDir.resume(path, settings_of(job)) as run:
             steps_of(job, run, llm)
             assert len(llm.begun) == 5 - number and run.missing == 0
-        assert stored(path) == stored(whole)
+        assert trees_of(path) == trees_of(whole)
 
 
 def test_a_stop_keeps_what_is_finished_and_nothing_else(
@@ -716,10 +708,10 @@ def test_a_stop_keeps_what_is_finished_and_nothing_else(
         with SearchRunDir.create(path, settings_of(job)) as run:
             steps_of(job, run, stop=lambda: next(polls) >= limit)  # noqa: B023
             assert run.missing > 0 or limit == 10**6
-        assert all(record in stored(whole) for record in stored(path))
+        assert all(record in trees_of(whole) for record in trees_of(path))
         with SearchRunDir.resume(path, settings_of(job)) as run:
             steps_of(job, run)
-        assert stored(path) == stored(whole)
+        assert trees_of(path) == trees_of(whole)
 
 
 def test_runs_from_before_there_was_a_choice_are_continued_as_they_were(data: str) -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import worlds
 from e2b_cases import KEY, Cloud, serving
+from worlds import bash, call
 
 from treegen.errors import InputError, StoppedError, WorldError
 from treegen.evals.problem import Problem
 from treegen.integrations import e2b, e2b_server
-from treegen.integrations.e2b import E2BEnvironment, E2BWorld
+from treegen.integrations.e2b import E2BEnvironment
 from treegen.integrations.e2b_server import MissingError
-from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.protocol import Observation
 
 T = TypeVar("T")
@@ -35,24 +36,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
 
 
 def use(body: Callable[[E2BEnvironment], Awaitable[T]], **options: Any) -> T:
-    """Run a coroutine with an environment, and close it."""
-
-    async def run() -> T:
-        environment = E2BEnvironment(allow_code_execution=True, **options)
-        try:
-            return await body(environment)
-        finally:
-            await environment.close()
-
-    return asyncio.run(run())
-
-
-async def call(world: E2BWorld, tool: str, **arguments: Any) -> Observation:
-    return await world.run(ToolCall(tool, arguments))
-
-
-async def bash(world: E2BWorld, command: str) -> Observation:
-    return await call(world, "bash", command=command)
+    return worlds.use(E2BEnvironment(allow_code_execution=True, **options), body)
 
 
 def test_tools(cloud: Cloud) -> None:

@@ -6,8 +6,6 @@ The kernel runs on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1).
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from devices import DEVICES, INTERPRETED, needs_compiler
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -30,10 +29,6 @@ from treegen.model.linear.batch_invariant import (
 from treegen.model.linear.experts import GroupedLayers, fused_experts
 from treegen.model.linear.merged import MergedLinears
 
-CUDA = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]
-DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
 # Rows, outputs, inputs.
 SIZES = [(1, 1, 16), (7, 4, 32), (70, 128, 96), (64, 200, 130), (130, 65, 64), (0, 8, 16)]
 
@@ -70,7 +65,6 @@ def test_products_are_those_of_float64(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(1, 2048), (4, 32), (32, 2048), (128, 2048), (256, 2048), (512, 4096)]
@@ -87,10 +81,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(
         assert torch.equal(batch_invariant_linear(rows[begin:end], weight, bias), whole[begin:end])
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
-    reason="needs Triton's compiler",
-)
+@needs_compiler
 @pytest.mark.parametrize("number", ["bf16", "fp32"])
 def test_the_kernel_compiles(number: str) -> None:
     from triton.backends.compiler import GPUTarget
@@ -272,7 +263,7 @@ def test_joined_layers_are_one_product() -> None:
         assert [type(part) for part in module.children()] == [nn.Linear] * 3
 
 
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("device", DEVICES[1:])
 def test_reproducible_experts_use_them(device: str, tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path, "qwen3_moe", head_dim=16)
     llm = LLM(str(tmp_path), device=device, dtype="bfloat16", memory="32MiB", reproducible=True)

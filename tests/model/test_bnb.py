@@ -13,24 +13,17 @@ import transformers
 from bnb_checkpoints import SETTINGS, pack, store_bnb
 from packaging.version import Version
 from packed_checkpoints import edit, store_exact
+from quantized_checkpoints import dequantized_weights, draw_greedily
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 
-from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
 from treegen.model.checkpoint.dequantization import dequantize_4bit, dequantize_8bit
 from treegen.model.config import load_spec
 from treegen.model.load import load_model
 
-TREE = Node("Q: 1 + 1?\nA:", children=[Node(" 2", samples=2), Node(" two, for", samples=1)])
 OLD = Version(transformers.__version__) < Version("5.21")
 PROJECTION = "model.layers.1.self_attn.q_proj"
-
-
-def drawn(path: Path) -> list[list[int]]:
-    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-    llm = LLM(str(path), memory="8MiB", device="cpu", check=False)
-    return [list(c.tokens) for c in llm.run(TREE, params).completions]
 
 
 @pytest.mark.parametrize(
@@ -48,21 +41,16 @@ def test_matrices_are_expanded_to_the_bit(family: str, layout: str, tmp_path: Pa
     exact = store_bnb(tmp_path / "source", tmp_path / "packed", layout)
     store_exact(tmp_path / "source", tmp_path / "plain", exact, torch.float32)
     bits = 8 if layout == "int8" else 4
-    with pytest.warns(
-        ModelWarning, match=rf"{bits} bits were dequantized to float32: .*in files"
-    ) as record:
-        model = load_model(tmp_path / "packed", device="cpu", check=False)
-    assert len(record) == 1  # nothing of it is unused
-    want = load_model(tmp_path / "plain", device="cpu", check=False)
     assert len(exact) >= 8
-    for (name, weight), other in zip(
-        model.module.named_parameters(), want.module.parameters(), strict=True
+    message = f"{bits} bits were dequantized to float32: .*in files"
+    for name, weight, other in dequantized_weights(
+        tmp_path / "packed", tmp_path / "plain", message, check=False
     ):
         assert torch.equal(weight, other), name
     if family == "llama":
         with pytest.warns(ModelWarning, match="dequantized"):
-            found = drawn(tmp_path / "packed")
-        assert found == drawn(tmp_path / "plain")
+            found = draw_greedily(tmp_path / "packed", check=False)
+        assert found == draw_greedily(tmp_path / "plain", check=False)
 
 
 def test_numbers_are_rounded_once_to_the_type_to_compute_in(tmp_path: Path) -> None:

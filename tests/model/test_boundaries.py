@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import config_of, save_tiny_model, spread_weights, tiny_tokenizer
+from tiny_models import config_of, save_drawn, save_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -66,10 +66,7 @@ def chunky() -> Iterator[None]:
 
 
 def save(directory: Path, **settings: Any) -> Path:
-    model = ChunkyForCausalLM(config_of("chunky", **settings))
-    spread_weights(model, 0)
-    model.save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
+    save_drawn(ChunkyForCausalLM(config_of("chunky", **settings)), directory, seed=0)
     return directory
 
 

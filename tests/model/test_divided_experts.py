@@ -5,14 +5,12 @@ Most families divide each expert. Others keep experts whole, of which each proce
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
-from forked_ranks import forked_group
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError
@@ -98,13 +96,6 @@ REFUSED = {
     "lara_mini": RECURRENT,
     "glm5_next_on_text": RECURRENT,
 }
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[RankGroup]:
-    """Two processes, which load one model after another."""
-    with forked_group(2) as group:
-        yield group
 
 
 def save(folder: Path, family: str, **settings: Any) -> None:

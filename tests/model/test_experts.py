@@ -5,22 +5,19 @@ The kernels run on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1).
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from typing import Any
 
 import pytest
 import torch
-from chosen import CUDA, DEVICES, choose
+from chosen import choose, tiny_experts
+from devices import DEVICES, INTERPRETED, needs_compiler
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from treegen.model.linear import blocks, experts
 from treegen.model.linear.experts import GroupedExperts, GroupedLayers, fused_experts
 from treegen.model.linear.fp8 import quantize_rows
 from treegen.ops.attention.types import FP8
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
 SIZES = [  # tokens, experts of a token, experts, (outputs, inputs)
     (7, 2, 4, (48, 32)),
     (1, 3, 5, (16, 16)),
@@ -134,26 +131,7 @@ def test_weighted_sums_leave_out_pairs_without_an_expert(device: str) -> None:
 
 
 def experts_of(family: str, **settings: Any) -> tuple[Any, Any]:
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=64,
-        hidden_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        num_experts=6,
-        num_local_experts=6,
-        num_experts_per_tok=2,
-        n_routed_experts=6,
-        intermediate_size=32,
-        moe_intermediate_size=32,
-        **settings,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
-    for weight in model.parameters():
-        weight.normal_()
+    model = tiny_experts(family, **settings)
     ((_, found),) = fused_experts(model)
     return model, found.module
 
@@ -197,7 +175,6 @@ def test_the_compiler_takes_them_whole() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP8])
 def test_bits_of_a_row_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -224,10 +201,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
     assert sizes == {16, 32, 128}
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
-    reason="needs Triton's compiler",
-)
+@needs_compiler
 @pytest.mark.parametrize(
     ("capability", "kind", "rows", "warps"),
     [(89, "fp8e4nv", 128, 8), (90, "fp8e4nv", 64, 4), (90, "bf16", 64, 4)],

@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
-import os
 import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from chosen import CUDA, DEVICES, choose
-from fp4_matrices import FORMATS, NEEDS_COMPILER, Matrices, exact, limit, stored
+from chosen import choose
+from devices import DEVICES, INTERPRETED, needs_compiler
+from fp4_matrices import FORMATS, Matrices, check_products, exact, limit, stored
 from shared_races import RaceError, Walk, barriers, parse
 from torch import Tensor
 
@@ -28,7 +28,6 @@ from treegen.model.linear.fp4 import (
     split_rows,
 )
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
 SIZES = [  # tokens, experts of a token, experts, (outputs, inputs)
     (7, 2, 4, (48, 32)),
     (1, 3, 5, (16, 64)),
@@ -89,17 +88,7 @@ def test_products_of_experts_are_those_of_float64(
     chosen_TX = choose(tokens, each, num)
     got = grouped(rows, matrices, bias, chosen_TX, device)
     assert got.dtype == (torch.float32 if INTERPRETED else torch.bfloat16)
-    live_S = chosen_TX.reshape(-1) < num
-    at_S = chosen_TX.reshape(-1).clamp(max=num - 1)
-    a = rows.double().repeat_interleave(each, 0)
-    b = exact(matrices)[at_S]
-    want = torch.einsum("sk,snk->sn", a, b)
-    size = torch.einsum("sk,snk->sn", a.abs(), b.abs()) + 1e-6
-    if bias is not None:
-        want = want + bias.double()[at_S]
-        size = size + want.abs()
-    far = (got.cpu().double() - want).abs()
-    assert (far <= limit(want, size, got.dtype))[live_S].all()
+    check_products(got, rows, matrices, bias, chosen_TX)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -171,7 +160,6 @@ def test_all_bytes_times_all_scales_are_exact(kind: str, device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="no GPU")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_bits_of_a_row_do_not_depend_on_the_others_and_never_change(kind: str) -> None:
     torch.manual_seed(0)
@@ -196,7 +184,6 @@ def test_bits_of_a_row_do_not_depend_on_the_others_and_never_change(kind: str) -
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="no GPU")
 @pytest.mark.parametrize("sizes", [(256, 8192), (5120, 1024), (40000, 320)])
 def test_bits_of_a_row_do_not_depend_on_the_others_with_one_matrix(sizes: tuple[int, int]) -> None:
     torch.manual_seed(0)
@@ -260,7 +247,7 @@ def compiled(kind: str, capability: int, rows: int) -> Any:
     return compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-@NEEDS_COMPILER
+@needs_compiler
 @pytest.mark.parametrize("capability", [89, 90])
 @pytest.mark.parametrize(
     ("kind", "rows"),
@@ -276,7 +263,7 @@ def test_the_kernel_compiles_and_its_threads_do_not_race(
     assert walk.num_accesses > 20 * 16  # of each of the 17 steps or more
 
 
-@NEEDS_COMPILER
+@needs_compiler
 @pytest.mark.parametrize("capability", [89, 90])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_barrier_or_wait_that_is_taken_out_of_the_kernel_is_missed(

@@ -6,13 +6,13 @@ The kernels need a GPU, or TRITON_INTERPRET=1.
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any
 
 import pytest
 import torch
-from chosen import CUDA, choose
-from fp4_matrices import FORMATS, NEEDS_COMPILER, exact, limit, stored
+from chosen import choose
+from devices import DEVICE, INTERPRETED, needs_compiler, needs_triton
+from fp4_matrices import FORMATS, check_products, exact, limit, stored
 from tiny_models import save_tiny_model
 from torch import Tensor, nn
 
@@ -22,9 +22,6 @@ from treegen.model.linear.experts import group_by_expert
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear, fp4_product, split_rows
 from treegen.model.linear.fp4_checkpoint import replace_with_empty_fp4
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
-DEVICE = "cuda" if CUDA else "cpu"
-RUNS = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="needs a GPU, or TRITON_INTERPRET=1")
 KIND = torch.float32 if INTERPRETED else torch.bfloat16
 
 
@@ -58,7 +55,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 class TestKernels:
     """On a GPU or in the interpreter."""
 
-    pytestmark = RUNS
+    pytestmark = needs_triton
 
     @pytest.mark.parametrize("kind", FORMATS)
     @pytest.mark.parametrize("shape", [(3, 32), (2, 5, 96), (1, 7, 4224)])
@@ -134,20 +131,11 @@ class TestKernels:
         quarters, *of_experts = given
         routes = order, blocks, each
         fp4_expansion.grouped_fp4_product(quarters, tuple(of_experts), routes, out)
-        live_S = chosen_TX.reshape(-1) < 4
-        at_S = chosen_TX.reshape(-1).clamp(max=3)
-        a, b = rows.double().repeat_interleave(each, 0), exact(matrices)[at_S]
-        want = torch.einsum("sk,snk->sn", a, b)
-        size = torch.einsum("sk,snk->sn", a.abs(), b.abs()) + 1e-6
-        if bias is not None:
-            want = want + bias.double()[at_S]
-            size = size + want.abs()
-        far = (out.cpu().double() - want).abs()
-        assert (far <= limit(want, size, out.dtype))[live_S].all() and len(scratch) == 1
+        check_products(out, rows, matrices, bias, chosen_TX)
+        assert len(scratch) == 1
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="no GPU")
 def test_rows_around_the_threshold_have_equal_products(monkeypatch: pytest.MonkeyPatch) -> None:
     from treegen.model.linear import fp4_expansion
 
@@ -203,7 +191,7 @@ def test_reproducible_layers_do_not_expand(tmp_path: Any) -> None:
     assert all(part.expands for part in layers)
 
 
-@NEEDS_COMPILER
+@needs_compiler
 @pytest.mark.parametrize("capability", [80, 89, 90])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_kernel_compiles(kind: str, capability: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 from cli_cases import Command
+from devices import DEVICES
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,17 +31,6 @@ from treegen.model.load import load_model
 from treegen.model.load_check import check_model
 from treegen.model.options import EngineOptions
 from treegen.ops.attention.types import FP8
-
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-        ],
-    ),
-]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -213,19 +203,20 @@ def test_the_command_refuses_in_one_line(treegen: Command) -> None:
     assert done.code == 2 and "quantization must be fp8" in done.err
 
 
-def test_a_run_goes_on_as_it_was_quantized(tmp_path: Path, treegen: Command) -> None:
-    run = tmp_path / "run"
-    arguments = ["gsm8k", "--limit", "1", "-n", "2", "--max-tokens", "4", "--memory", "16MiB", "-q"]
-    assert treegen("eval", *arguments, "--quantization", "fp8", "-o", run).code == 0
+@pytest.mark.parametrize("option", ["--quantization", "--kv-cache-dtype"])
+def test_a_run_goes_on_in_fp8(tmp_path: Path, treegen: Command, option: str) -> None:
+    run, plain = tmp_path / "run", tmp_path / "plain"
+    line = "eval gsm8k --limit 1 -n 2 --max-tokens 4 --memory 16MiB -q"
+    name = option.removeprefix("--").replace("-", "_")
+    assert treegen(line, option, "fp8", "-o", run).code == 0
+    assert f'"{name}": "fp8"' in (run / "run.json").read_text()
     assert treegen("eval", "--resume", run, "-q").code == 0
-    plain = tmp_path / "plain"
-    assert treegen("eval", *arguments, "-o", plain).code == 0
-    refused = treegen("eval", "--resume", plain, "--quantization", "fp8", "-q")
-    assert refused.code == 2 and "quantization" in refused.err
+    assert treegen(line, "-o", plain).code == 0
+    refused = treegen("eval", "--resume", plain, option, "fp8", "-q")
+    assert refused.code == 2 and name in refused.err
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(64, 32), (3072, 2048), (12_352, 2048), (4096, 14_336)]
 )

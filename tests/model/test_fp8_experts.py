@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import tiny_experts
+from devices import DEVICES
 from tiny_models import save_tiny_model
 from torch import Tensor
 from torch.nn.functional import gelu, silu
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from treegen.model.linear.fp8 import disable_input_rounding, quantize_rows
 from treegen.model.linear.fp8_experts import (
@@ -24,38 +25,13 @@ from treegen.model.linear.fp8_experts import (
 from treegen.model.load import load_model
 from treegen.ops.attention.types import FP8
 
-CUDA = torch.cuda.is_available()
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]),
-]
-
 
 def wide(rounded: Tensor, scale: Tensor) -> Tensor:
     return rounded.cpu().double() * scale.cpu().double()[..., None]
 
 
 def experts_of(family: str, **settings: Any) -> Any:
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=64,
-        hidden_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        num_experts=6,
-        num_experts_per_tok=2,
-        n_routed_experts=6,
-        intermediate_size=32,
-        moe_intermediate_size=32,
-        **settings,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
-    for weight in model.parameters():
-        if weight.dim() > 2:
-            weight.normal_()
+    model = tiny_experts(family, min_dims=3, **settings)
     ((_, found),) = rounding_experts(model)
     return model, found.module
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from devices import DEVICES
 from torch import nn
 from torch.nn.functional import gelu, relu, silu
 
@@ -13,8 +14,6 @@ from treegen.model.linear.fp8 import Fp8Linear, quantize_linears, quantize_rows
 from treegen.model.linear.merged import GatedLinears, MergedLinears, silu_mul_quantize
 
 Activation = Callable[..., torch.Tensor]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
 class Block(nn.Module):

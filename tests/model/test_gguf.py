@@ -93,17 +93,10 @@ def test_it_has_a_name_of_its_own(file: Path, tmp_path: Path) -> None:
 def test_the_command_samples_from_it(file: Path, tmp_path: Path, treegen: Command) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_text('{"question": "1 + 1 = ", "answer": "2"}\n')
-    arguments = [
-        "jsonl",
-        "--data",
-        problems,
-        "-T",
-        "template={question}",
-        "-T",
-        "answer_field=answer",
-    ]
-    arguments += ["--model", file, "-n", "2", "--max-tokens", "4", "--memory", "8MiB", "-q"]
-    done = treegen("eval", *arguments, "-o", tmp_path / "run")
+    done = treegen(
+        f"eval jsonl --data {problems} -T 'template={{question}}' -T answer_field=answer"
+        f" --model {file} -n 2 --max-tokens 4 --memory 8MiB -q -o {tmp_path}/run"
+    )
     assert done.code == 0, done.err
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_models import save_tiny_model
 
 from treegen.common.bounded.patterns import first_matches
 from treegen.errors import InputError, ModelError
@@ -56,11 +55,6 @@ GROWING = {
 }
 
 
-@pytest.fixture(scope="module", name="model")
-def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 def with_settings(model: Path, to: Path, **settings: Any) -> Path:
     to.mkdir(exist_ok=True)
     for name in ("tokenizer_config.json", "config.json"):
@@ -74,9 +68,9 @@ def with_settings(model: Path, to: Path, **settings: Any) -> Path:
     ("part", "kind"), [(part, kind) for part, kinds in GROWING.items() for kind in kinds]
 )
 def test_a_tokenizer_that_lets_texts_grow_is_refused(
-    model: Path, tmp_path: Path, part: str, kind: str
+    checkpoint: Path, tmp_path: Path, part: str, kind: str
 ) -> None:
-    directory = with_settings(model, tmp_path / "grows", **{part: GROWING[part][kind]})
+    directory = with_settings(checkpoint, tmp_path / "grows", **{part: GROWING[part][kind]})
     with pytest.raises(ModelError, match=f"tokenizer.json: the {part} .*use another tokenizer"):
         load_tokenizer(str(directory))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import transformers
 
 from treegen import Model, from_module, load_model
@@ -27,13 +26,6 @@ TOLD = {
     "images": "images must be True or False, got ",
     "trust_remote_code": "trust_remote_code must be True or False, got ",
 }
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    tiny_models.save_tiny_model(path)
-    return path
 
 
 def module_of(checkpoint: Path) -> Any:

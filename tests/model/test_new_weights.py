@@ -12,6 +12,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from engine_cases import load
 from safetensors.torch import load_file
 from tiny_models import save_tiny_model, tiny_tokenizer
 from torch import nn
@@ -32,10 +33,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [save_tiny_model(tmp_path_factory.mktemp("llama"), seed=seed) for seed in (0, 1)]
-
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
 
 
 def draws(llm: LLM) -> Any:

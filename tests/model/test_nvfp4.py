@@ -11,10 +11,10 @@ import pytest
 import torch
 from fp4_checkpoints import LAYOUTS, rounded, store_in_fp4
 from packed_checkpoints import edit, store_exact
+from quantized_checkpoints import dequantized_weights, draw_greedily
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 
-from treegen import LLM, Node, SamplingParams
 from treegen.bench.shapes import build_model, shape_of
 from treegen.errors import ModelError, ModelWarning
 from treegen.model.checkpoint.fp4 import Fp4Matrix, dequantize_stored, read_quant_config
@@ -24,14 +24,6 @@ from treegen.model.linear.fp4_checkpoint import KeptMatrices
 from treegen.model.linear.fp8 import Fp8Linear
 from treegen.model.load import load_model
 from treegen.model.options import EngineOptions
-
-TREE = Node("Q: 1 + 1?\nA:", children=[Node(" 2", samples=2), Node(" two, for", samples=1)])
-
-
-def drawn(path: Path, quantization: str | None = None) -> list[list[int]]:
-    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-    llm = LLM(str(path), memory="8MiB", device="cpu", quantization=quantization)
-    return [list(c.tokens) for c in llm.run(TREE, params).completions]
 
 
 def store(path: Path, family: str, layout: str, **how: Any) -> None:
@@ -49,15 +41,8 @@ def test_matrices_are_expanded_to_the_bit(
 ) -> None:
     store(tmp_path, family, layout, mixed=mixed)
     stores = "NVFP4 and FP8" if mixed else "NVFP4"
-    with pytest.warns(
-        ModelWarning, match=f"{stores} were dequantized to float32: .*in files"
-    ) as record:
-        model = load_model(tmp_path / "packed", device="cpu")
-    assert len(record) == 1  # nothing of it is unused
-    plain = load_model(tmp_path / "plain", device="cpu")
-    for (name, got), want in zip(
-        model.module.named_parameters(), plain.module.parameters(), strict=True
-    ):
+    message = f"{stores} were dequantized to float32: .*in files"
+    for name, got, want in dequantized_weights(tmp_path / "packed", tmp_path / "plain", message):
         assert torch.equal(got, want), name
 
 
@@ -66,13 +51,13 @@ def test_greedy_tokens_are_those_of_the_expanded_model(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(tmp_path, "qwen3", layout)
-    want = drawn(tmp_path / "plain")
+    want = draw_greedily(tmp_path / "plain")
     with pytest.warns(ModelWarning, match="dequantized"):
-        assert drawn(tmp_path / "packed") == want
+        assert draw_greedily(tmp_path / "packed") == want
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ModelWarning)
-        assert drawn(tmp_path / "packed", "nvfp4") == want
+        assert draw_greedily(tmp_path / "packed", quantization="nvfp4") == want
 
 
 @pytest.mark.parametrize("mixed", [False, True])

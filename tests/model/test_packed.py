@@ -11,24 +11,17 @@ import numpy as np
 import pytest
 import torch
 from packed_checkpoints import SETTINGS, edit, pack, settings_of, store_exact, store_packed
+from quantized_checkpoints import dequantized_weights, draw_greedily
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 
-from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
 from treegen.model.checkpoint.dequantization import dequantize
 from treegen.model.checkpoint.quantization import Packing, quantization_of
 from treegen.model.config import load_spec, read_config
 from treegen.model.load import load_model
 
-TREE = Node("Q: 1 + 1?\nA:", children=[Node(" 2", samples=2), Node(" two, for", samples=1)])
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def drawn(path: Path) -> list[list[int]]:
-    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-    llm = LLM(str(path), memory="8MiB", device="cpu")
-    return [list(c.tokens) for c in llm.run(TREE, params).completions]
 
 
 def packing_of(directory: Path) -> Packing:
@@ -48,15 +41,10 @@ def test_packed_matrices_are_expanded_to_the_bit(family: str, layout: str, tmp_p
     save_tiny_model(tmp_path / "source", family)
     exact = store_packed(tmp_path / "source", tmp_path / "packed", layout)
     store_exact(tmp_path / "source", tmp_path / "plain", exact, torch.float32)
-    with pytest.warns(
-        ModelWarning, match=r"4 bits were dequantized to float32: .*in files"
-    ) as record:
-        model = load_model(tmp_path / "packed", device="cpu")
-    assert len(record) == 1  # nothing of it is unused
-    want = load_model(tmp_path / "plain", device="cpu")
     assert len(exact) >= 8
-    for (name, weight), other in zip(
-        model.module.named_parameters(), want.module.parameters(), strict=True
+    message = "4 bits were dequantized to float32: .*in files"
+    for name, weight, other in dequantized_weights(
+        tmp_path / "packed", tmp_path / "plain", message
     ):
         assert torch.equal(weight, other), name
 
@@ -67,8 +55,8 @@ def test_greedy_tokens_are_those_of_the_expanded_model(layout: str, tmp_path: Pa
     exact = store_packed(tmp_path / "source", tmp_path / "packed", layout)
     store_exact(tmp_path / "source", tmp_path / "plain", exact, torch.float32)
     with pytest.warns(ModelWarning, match="dequantized"):
-        found = drawn(tmp_path / "packed")
-    assert found == drawn(tmp_path / "plain")
+        found = draw_greedily(tmp_path / "packed")
+    assert found == draw_greedily(tmp_path / "plain")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import tiny_models
+from engine_cases import FEW_SHOT, tree_of
 from forked_ranks import forked_group
 from gathering_ranks import add_in_fixed_order
 
 from treegen import LLM, Node, SamplingParams
 from treegen.model.load import load_model
 
-QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
-FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
-
 
 def test_four_reproducible_ranks_depend_on_nothing_else(tmp_path: Path) -> None:
     """The order in which a library adds up four numbers depends on where they are in a tensor."""
     sizes: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4}
     tiny_models.save_tiny_model(tmp_path, hidden_size=64, intermediate_size=64, **sizes)
-    leaves = [Node(text, samples=3, id=str(i)) for i, text in enumerate(QUESTIONS)]
+    leaves = tree_of(3).children
     found: list[dict[Any, Any]] = []
     with forked_group(4) as group:
         checked: Any = group.load(add_in_fixed_order)

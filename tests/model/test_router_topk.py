@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from typing import Any
 
 import pytest
 import torch
-from chosen import CUDA, DEVICES
+from devices import DEVICES, INTERPRETED
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from treegen.model.compiled import TOP_K_PASS, topk_rows
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
 
 
 def found(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:

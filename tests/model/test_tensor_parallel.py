@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import tiny_models
+from engine_cases import FEW_SHOT, QUESTIONS, tree_of
 from gathering_ranks import gather_one_column, load_in_order
 from guessing import Always, Knowing, guessed
 from transformers import AutoConfig
 
-from treegen import LLM, Node, SamplingParams
+from treegen import LLM, SamplingParams
 from treegen.common.outputs import Completion
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.errors import InputError, ModelError
@@ -25,8 +26,6 @@ from treegen.model.rank_processes import RankGroup
 from treegen.prompts.plan.cost_model import CostModel
 from treegen.search import SearchNode
 
-QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
-FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
 PAIRS = [("Q: Ann has", " 3 apples"), ("Q: Ann has", " 14 pens"), ("", "Ann")]
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -59,11 +58,6 @@ def load(group: RankGroup, path: Path) -> LLM:
 
 def alone(path: Path) -> LLM:
     return LLM(str(path), device="cpu", memory="4MiB", max_rows=16)
-
-
-def tree_of(samples: int) -> Node:
-    leaves = [Node(text, samples=samples, id=str(i)) for i, text in enumerate(QUESTIONS)]
-    return Node(FEW_SHOT, children=leaves)
 
 
 def tokens_of(completions: tuple[Completion, ...]) -> list[tuple[int, ...]]:

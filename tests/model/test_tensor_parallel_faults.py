@@ -16,23 +16,17 @@ from typing import Any, cast
 
 import pytest
 import tiny_models
+from engine_cases import tree_of
 from failing_ranks import draw_other_tokens, fail_in_rank_1
 from forked_ranks import forked_group
 from processes import descendants, living
 
-from treegen import LLM, Node, SamplingParams
+from treegen import LLM, SamplingParams
 from treegen.errors import WorkerError
 from treegen.model import rank_processes
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.rank_processes import FollowerProcesses, RankGroup
-
-QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
-
-
-def tree_of(samples: int) -> Node:
-    leaves = [Node(text, samples=samples, id=str(i)) for i, text in enumerate(QUESTIONS)]
-    return Node("Q: Ann has 3 apples.\nA: The answer is 3.\n\n", children=leaves)
 
 
 def children() -> set[str]:

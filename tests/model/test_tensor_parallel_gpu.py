@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from engine_cases import FEW_SHOT, tree_of
 from killed_ranks import kill_ranks, run_program
 from summed_ranks import compare_sums
 from torch import Tensor
@@ -39,8 +40,6 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
-FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
 PAIRS = [("Q: Ann has", " 3 apples"), ("Q: Ann has", " 14 pens")]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=16, seed=3)
@@ -48,11 +47,6 @@ TOP_P = SamplingParams(max_tokens=16, seed=3, top_p=0.9, top_k=50, logprobs=2)
 KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "3"))
 LONGEST = 75.0  # seconds in which a test is done with its two GPUs
 LONGEST_OF_SEVERAL = 220.0  # which compiles the layers for each arrangement
-
-
-def tree_of(samples: int) -> Node:
-    leaves = [Node(text, samples=samples, id=str(i)) for i, text in enumerate(QUESTIONS)]
-    return Node(FEW_SHOT, children=leaves)
 
 
 def show(text: str) -> None:

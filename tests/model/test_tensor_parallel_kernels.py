@@ -6,7 +6,6 @@ Run it as `TRITON_INTERPRET=1 pytest tests/model/test_tensor_parallel_kernels.py
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from forked_ranks import forked_group
 
 from treegen import LLM, Node, SamplingParams
 from treegen.model.load import load_model
@@ -24,13 +22,6 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(),
     reason="for TRITON_INTERPRET=1 without a GPU",
 )
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[RankGroup]:
-    """Two processes, which load one model after another."""
-    with forked_group(2) as group:
-        yield group
 
 
 @pytest.mark.parametrize(

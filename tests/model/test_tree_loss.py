@@ -170,27 +170,33 @@ def test_gradients_on_a_gpu_are_those_of_a_cpu(family: str) -> None:
         assert (actual[name].cpu() - stock).norm() < 1e-4 * max(stock.norm(), 1e-2 * total), name
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gpt_oss", "gemma2", "mistral_swa"])
-def test_16_bits_on_a_gpu_are_as_close_as_stock_attention(family: str) -> None:
-    module, tree = tiny_module(family), random_tree(5, depth=4)
+def bfloat16_errors(module: Any, tree: RolloutTree, device: str) -> tuple[float, float]:
+    """Errors of gradients under autocast, relative to their size: the tree's and stock's."""
     starts = [1] * len(tree.last)
     factors = weights_of(tree, starts)
     exact = gradients(module, loss_of(stock_logprobs(module, tree, starts), factors))
-    module.cuda()
-    errors = []
-    calls: list[Callable[[], list[Tensor]]] = [
-        lambda: tree_logprobs(module, tree),
-        lambda: stock_logprobs(module, tree, starts),
-    ]
-    for logprobs in calls:
-        with torch.autocast("cuda", torch.bfloat16):
+    module.to(device)
+
+    def error_of(logprobs: Callable[[], list[Tensor]]) -> float:
+        with torch.autocast(device, torch.bfloat16):
             values = [value.cpu() for value in logprobs()]
+        assert all(each.dtype == torch.float32 for each in values)
         rounded = gradients(module, loss_of(values, factors))
         pairs = [(rounded[name].cpu() - exact[name], exact[name]) for name in exact]
         gap, size = (torch.stack([p[at].norm() for p in pairs]).norm() for at in (0, 1))
-        errors.append(float(gap / size))
-    assert errors[0] < 1.5 * errors[1] < 0.3
+        return float(gap / size)
+
+    return (
+        error_of(lambda: tree_logprobs(module, tree)),
+        error_of(lambda: stock_logprobs(module, tree, starts)),
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gpt_oss", "gemma2", "mistral_swa"])
+def test_16_bits_on_a_gpu_are_as_close_as_stock_attention(family: str) -> None:
+    own, stock = bfloat16_errors(tiny_module(family), random_tree(5, depth=4), "cuda")
+    assert own < 1.5 * stock < 0.3
 
 
 @pytest.mark.parametrize("tree", degenerate_trees().values(), ids=degenerate_trees().keys())
@@ -271,25 +277,8 @@ def test_gradient_checkpointing_runs_the_layers_again_over_the_tree(use_reentran
 
 
 def test_bfloat16_autocast_is_as_close_as_stock_autocast() -> None:
-    module = tiny_module()
-    tree = random_tree(4, depth=3)
-    starts = [1] * len(tree.last)
-    factors = weights_of(tree, starts)
-    exact = gradients(module, loss_of(stock_logprobs(module, tree, starts), factors))
-    errors = []
-    calls: list[Callable[[], list[Tensor]]] = [
-        lambda: tree_logprobs(module, tree),
-        lambda: stock_logprobs(module, tree, starts),
-    ]
-    for logprobs in calls:
-        with torch.autocast("cpu", torch.bfloat16):
-            values = logprobs()
-        assert all(each.dtype == torch.float32 for each in values)
-        rounded = gradients(module, loss_of(values, factors))
-        pairs = [(rounded[name] - exact[name], exact[name]) for name in exact]
-        gap, size = (torch.stack([p[at].norm() for p in pairs]).norm() for at in (0, 1))
-        errors.append(float(gap / size))
-    assert errors[0] < 1.5 * errors[1] < 0.2
+    own, stock = bfloat16_errors(tiny_module(), random_tree(4, depth=3), "cpu")
+    assert own < 1.5 * stock < 0.2
 
 
 def test_weights_in_bfloat16_train() -> None:

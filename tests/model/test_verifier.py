@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 import torch
 from cli_cases import Command
-from tiny_models import config_of, spread_weights, tiny_tokenizer
+from tiny_models import config_of, save_drawn, tiny_tokenizer
 from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -36,19 +36,8 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{
 
 
 def save(folder: Path, form: str, *, labels: int = 2, chat: bool = False) -> Any:
-    config = config_of(
-        "llama",
-        max_position_embeddings=200,
-        num_labels=labels,
-    )
-    model = CLASSES[form](config)
-    spread_weights(model, 7)
-    model.save_pretrained(folder)
-    tokenizer = tiny_tokenizer()
-    if chat:
-        tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return model.eval()
+    model = CLASSES[form](config_of("llama", max_position_embeddings=200, num_labels=labels))
+    return save_drawn(model, folder, chat_template=TEMPLATE if chat else None)
 
 
 def test_a_model_larger_than_the_free_memory_is_refused_by_name(

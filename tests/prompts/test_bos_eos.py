@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from engine_cases import load
 from transformers import AddedToken
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -41,10 +42,6 @@ def saved(path: Path, *, eos: str = "</s>", bos: bool = True) -> Path:
     tokenizer.eos_token = eos
     tokenizer.save_pretrained(path)
     return path
-
-
-def load(path: Path) -> LLM:
-    return LLM(str(path), device="cpu", memory="8MiB", check=False)
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certified_run import make_certified_run
+from certified_run import certified as certified
 from cli_cases import Command
 from report_cases import make_run
 
@@ -20,11 +20,6 @@ from treegen.report.load import load_run
 from treegen.runs.record_format import encode_record
 
 _WORDS = "the samples, the data or the code have changed since the run was scored"
-
-
-@pytest.fixture(scope="module")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certified_run(tmp_path_factory.mktemp("certified"))
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Comparing two runs: the tests and intervals, and what is refused."""
 
-import json
 import math
 import random
 import re
@@ -11,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_cases import Command
+from cli_cases import Command, write_jsonl
 from hypothesis import given
 from hypothesis import strategies as st
-from report_cases import answer_with, make_run
+from report_cases import answer_with, edit_run, make_run
 from scipy import stats
 
 from treegen import evaluate
@@ -240,23 +239,6 @@ def test_two_lines_are_adjusted_and_a_single_one_is_not(tmp_path: Path) -> None:
         assert ("p (Holm): adjusted for the 2 lines" in str(found)) == (num > 1)
 
 
-def other_task(a: Path, b: Path) -> None:
-    from treegen.runs.settings import _comparable_fields, _fingerprint
-
-    change(
-        b, lambda identity: identity["task"].update(version="0"), _comparable_fields, _fingerprint
-    )
-
-
-def change(path: Path, edit: Any, compared: Any, fingerprint: Any) -> None:
-    document = json.loads((path / "run.json").read_text())
-    edit(document["settings"]["identity"])
-    ids, planned = document["problem_ids"], document["planned"]
-    whole = compared(document["settings"]["identity"], ids, planned)
-    document["fingerprint"] = fingerprint(whole)
-    (path / "run.json").write_text(json.dumps(document))
-
-
 def test_runs_of_other_problems_are_refused(treegen: Command, tmp_path: Path) -> None:
     a = make_run(tmp_path / "a", num_problems=6, num_samples=2)
     fewer = make_run(tmp_path / "fewer", num_problems=5, num_samples=2)
@@ -267,7 +249,7 @@ def test_runs_of_other_problems_are_refused(treegen: Command, tmp_path: Path) ->
     content = make_run(tmp_path / "content", num_problems=6, num_samples=2, questions=["1 - 1?"])
     assert "but different content" in treegen("compare", a, content).error
     version = make_run(tmp_path / "version", num_problems=6, num_samples=2)
-    other_task(a, version)
+    edit_run(version, lambda run: run["settings"]["identity"]["task"].update(version="0"))
     assert "compare runs of the same task and version" in treegen("compare", a, version).error
 
 
@@ -277,7 +259,7 @@ def _ask(path: Path, data: Path, answers: list[int], question: str, template: st
         {"id": f"q{i}", "question": f"{question} {i}?", "answer": str(answer)}
         for i, answer in enumerate(answers)
     ]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(data, rows)
     arguments = {"template": template, "answer": "number"}
     options: dict[str, Any] = {"max_tokens": 2, "eager": True, "task_args": arguments}
     evaluate("jsonl", "demo", data=str(data), output=path, **options)

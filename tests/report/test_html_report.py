@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command, results_of
+from cli_cases import Command, results_of, write_jsonl
 from report_cases import HOSTILE, make_run, make_search_run, make_timeline, make_trees
 
 from treegen.common.formatting import safe_text
@@ -196,7 +196,7 @@ def test_what_is_no_moment_is_left_out(tmp_path: Path) -> None:
     odd: list[Any] = [None, "1", [[]], {}, -1]
     wrong: list[Any] = [{**good, name: bad} for name in good for bad in odd]
     wrong += [{**good, "level_rows": [[1]]}, {**good, "seconds": 10**30}, 5, [good], {"part": 0}]
-    file.write_text("".join(f"{json.dumps(each)}\n" for each in [good, *wrong, good]))
+    write_jsonl(file, [good, *wrong, good])
     assert read_timeline(tmp_path) == [good, good]
     file.write_bytes(b'\xff\n{"part": 0, "seconds": NaN, "tokens": 1}\n' + b"[" * 100_000)
     assert read_timeline(tmp_path) == []

@@ -1,7 +1,6 @@
 """The real command, killed at random moments, ends after resuming with the right samples.
 
-Each command is a process of its own, with its own signals and files. It is forked from a server
-that has imported everything already, so that a start costs a tenth of a second instead of seven.
+Each command is a process of its own, with its own signals and files.
 """
 
 import base64
@@ -24,38 +23,34 @@ from typing import Any, NamedTuple
 
 import pytest
 from cli_cases import Command, assert_same_samples, results_of, samples_of
+from fork_server import ForkServer, send
 
 from treegen.evals.judging.judgement_files import get_slot, read_records
 from treegen.runs import RunDir
 
 SERVER = """
-import atexit, gc, json, os, signal, sys
+import atexit, gc, os, signal, sys
 gc.disable()
 import treegen.cli.eval, treegen.evals.pipeline.evaluation, treegen.llm.llm
 import treegen.report.plots, treegen.report.text, treegen.tasks.gsm8k
+from fork_server import serve
 from transformers.models.llama import modeling_llama
 from treegen.__main__ import main
 
+def run(job):
+    # As a shell starts a command; the server's own pipes are not for it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for number, name in ((1, "out"), (2, "err")):
+        path = f"{job['log']}.{name}"
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    sys.argv[1:] = job["args"]
+    atexit._clear()  # a new process has no functions of other modules either
+    sys.exit(main())
+
 gc.freeze()  # collections in a fork would copy all pages
 gc.enable()
-print("ready", flush=True)
-for line in sys.stdin:
-    job = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        # As a shell starts a command; the server's own pipes are not for it.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, name in ((1, "out"), (2, "err")):
-            path = f"{job['log']}.{name}"
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
-        sys.argv[1:] = job["args"]
-        atexit._clear()  # a new process has no functions of other modules either
-        sys.exit(main())
-    print("pid", pid, flush=True)
-    _, status = os.waitpid(pid, 0)
-    print("code", os.waitstatus_to_exitcode(status), flush=True)
+serve(run)
 """
 KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "20"))
 COUNTED = ("samples", "sample_tokens", "prompt_tokens_unshared")
@@ -70,62 +65,31 @@ class Ended(NamedTuple):
     err: str
 
 
+@dataclass
 class Server:
     """Starts `treegen` commands in processes of their own, one at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        self._log = folder / "log"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._read() == "ready"
+    forks: ForkServer
+    log: Path
 
     def start(self, *args: object) -> int:
         """Start a command and return its process id."""
-        assert self._process.stdin is not None
-        job = {"args": [str(arg) for arg in args], "log": str(self._log)}
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        return self._number("pid")
+        return self.forks.start({"args": [str(arg) for arg in args], "log": str(self.log)})
 
     def wait(self) -> Ended:
-        code = self._number("code")
-        out, err = (Path(f"{self._log}.{name}").read_text() for name in ("out", "err"))
+        code = self.forks.wait()
+        out, err = (Path(f"{self.log}.{name}").read_text() for name in ("out", "err"))
         return Ended(code, out, err)
 
     def run(self, *args: object) -> Ended:
         self.start(*args)
         return self.wait()
 
-    def close(self) -> None:
-        self._process.communicate()
-
-    def _number(self, kind: str) -> int:
-        """The number of the next line, which must be of that kind.
-
-        A test that failed between a start and its `wait` has left the code of its command.
-        """
-        found, _, number = self._read().partition(" ")
-        while kind == "pid" and found == "code":
-            found, _, number = self._read().partition(" ")
-        assert found == kind, f"the server told its {found}, not its {kind}"
-        return int(number)
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the server died"
-        return line.strip()
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    yield server
-    server.close()
+    with ForkServer(SERVER) as forks:
+        yield Server(forks, tmp_path_factory.mktemp("server") / "log")
 
 
 class Whole(NamedTuple):
@@ -162,12 +126,6 @@ def wait_for_samples(path: Path, pid: int, before: int = 0) -> None:
 def size_of(path: Path) -> int:
     samples = path / "samples.jsonl"
     return samples.stat().st_size if samples.exists() else 0
-
-
-def send(pid: int, number: int) -> None:
-    """Send a signal to one process: 0 and below are groups, and 1 is the first of all."""
-    assert pid > 1
-    os.kill(pid, number)
 
 
 def alive(pid: int) -> bool:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 from fakes import HistoryModel
 from live_search import backend_of, run_of
 
@@ -191,15 +190,8 @@ def test_answers_count_in_the_order_in_which_they_were_asked_for() -> None:
     assert trees[0] == trees[1] == trees[2]
 
 
-@pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    tiny_models.save_tiny_model(path, "llama")
-    return path
-
-
 @pytest.mark.parametrize("name", ["mcts", "dvts", "chains"])
-def test_trees_of_a_real_model_are_the_same_at_any_width(name: str, tiny_llama: Path) -> None:
+def test_trees_of_a_real_model_are_the_same_at_any_width(name: str, checkpoint: Path) -> None:
     params = SamplingParams(temperature=0.8, max_tokens=8, seed=5)
     prompts = [f"Q: Bob has {i} pens and {i % 3} caps. How many?\nA:" for i in range(4)]
     found = []
@@ -209,7 +201,7 @@ def test_trees_of_a_real_model_are_the_same_at_any_width(name: str, tiny_llama: 
         {"max_rows": 5, "run_ahead": True},
         {"max_rows": 16, "speculate": "ngram", "run_ahead": True},
     ):
-        llm = LLM(str(tiny_llama), check=False, device="cpu", memory="8MiB", **options)
+        llm = LLM(str(checkpoint), check=False, device="cpu", memory="8MiB", **options)
         results = llm.search(ALL[name], prompts, params, budget=Budget(tokens=40))
         assert all(each.usage.tokens_decoded <= 40 for each in results)
         assert any("budget" in each.stopped for each in results)

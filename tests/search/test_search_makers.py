@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
-from toy_search import ToyModel, hashed, run, run_all, start
+from toy_search import ToyModel, find, hashed, run, run_all, start
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
@@ -31,14 +31,7 @@ MODEL = hashed("abc.")
 
 
 def at_root(fn: Callable[[SearchNode], Awaitable[T]], model: ToyModel = MODEL, **options: Any) -> T:
-    """What a function returns at a fresh root."""
-    kept: list[T] = []
-
-    async def keep(root: SearchNode) -> None:
-        kept.append(await fn(root))
-
-    run(start(model, **options)[0], keep)
-    return kept[0]
+    return find(fn, model, **options)
 
 
 def certain(text: str, letters: str = "abc.") -> ToyModel:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fakes import HistoryModel
 from live_search import backend_of, run_of
-from tiny_models import config_of, spread_weights, tiny_tokenizer
+from tiny_models import config_of, save_drawn, tiny_tokenizer
 from toy_search import hashed, run, start
 from transformers import (
     LlamaForCausalLM,
@@ -36,22 +36,14 @@ def save(
     pad: bool = True,
     length: int = 64,
 ) -> Any:
-    config = config_of(
-        "llama",
-        max_position_embeddings=length,
-        num_labels=num_labels,
-        pad_token_id=2 if pad else None,
-    )
-    model = kind(config)
-    spread_weights(model, random.randrange(1000))
-    model.save_pretrained(folder)
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(folder)
+    sizes = {"max_position_embeddings": length, "num_labels": num_labels}
+    model = kind(config_of("llama", **sizes, pad_token_id=2 if pad else None))
+    save_drawn(model, folder, seed=random.randrange(1000))
     if not pad:
         settings = (folder / "tokenizer_config.json").read_text(encoding="utf-8")
         settings = settings.replace('"pad_token": "<pad>"', '"pad_token": null')
         (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")
-    return model.eval()
+    return model
 
 
 def rewards(evaluate: Any, texts: list[str]) -> list[float]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import spread_weights, tiny_tokenizer
+from tiny_models import save_drawn, tiny_tokenizer
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -50,11 +50,7 @@ def save(
     folder: Path, kind: Any = LlamaForTokenClassification, config: Any = Config, **changes: Any
 ) -> Path:
     model = kind(config(**{**SHAPE, "num_labels": 2, **changes}))
-    spread_weights(model, 7)
-    model.save_pretrained(folder)
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
+    save_drawn(model, folder, chat_template=TEMPLATE)
     return folder
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command, build_checkpoint, results_of, write_jsonl
+from cli_cases import Command, results_of, write_jsonl
 
 from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.identity import run_settings
@@ -91,11 +91,6 @@ def make_run(data: Path, tmp_path: Path) -> Callable[..., tuple[Job, Path]]:
 MakeRun = Callable[..., tuple[Job, Path]]
 
 
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
-
-
 def verdicts_of(path: Path) -> dict[int, dict[str, Any]]:
     """Return the stored verdicts of a run with one problem, by sample."""
     (file,) = path.glob("verdicts-*.jsonl")
@@ -108,10 +103,10 @@ def metrics_of(path: Path) -> dict[str, float]:
     return {row["metric"]: row["value"] for row in results_of(path)["report"]["metrics"]}
 
 
-def test_every_outcome_is_counted_once(make_run: MakeRun, command: Command) -> None:
+def test_every_outcome_is_counted_once(make_run: MakeRun, treegen: Command) -> None:
     _, path = make_run(list(KINDS))
-    assert command("score", path).error.endswith(f"allow it with {ALLOW}")
-    done = command("score", path, ALLOW, "--k", "1,5")
+    assert treegen("score", path).error.endswith(f"allow it with {ALLOW}")
+    done = treegen("score", path, ALLOW, "--k", "1,5")
     assert done.code == 0, done.err
     found = verdicts_of(path)
     assert {text: (found[i]["verdict"], found[i]["tests"]) for i, text in enumerate(KINDS)} == KINDS
@@ -131,7 +126,7 @@ def test_every_outcome_is_counted_once(make_run: MakeRun, command: Command) -> N
     assert document["report"]["tables"][0]["rows"][0][:3] == ["introductory", 1, 0.3]
 
 
-def test_judging_goes_on_where_it_stopped(make_run: MakeRun, command: Command) -> None:
+def test_judging_goes_on_where_it_stopped(make_run: MakeRun, treegen: Command) -> None:
     job, path = make_run([ADD, "print(3)", "print(4)"])
     assert isinstance(job.task, APPS)
     with RunDir.open(path) as run:
@@ -140,19 +135,19 @@ def test_judging_goes_on_where_it_stopped(make_run: MakeRun, command: Command) -
             judging.add(record)
         assert len(list(judging.finish(lambda: True))) == 0
         judging.close()
-    assert command("score", path, ALLOW).code == 0
+    assert treegen("score", path, ALLOW).code == 0
     whole = (path / "results.json").read_text()
     (file,) = path.glob("verdicts-*.jsonl")
     lines = file.read_bytes().split(b"\n")
     file.write_bytes(lines[0] + b"\n" + lines[1][:20])
-    assert command("score", path, ALLOW).code == 0
+    assert treegen("score", path, ALLOW).code == 0
     assert len(verdicts_of(path)) == 3
     assert (path / "results.json").read_text() == whole
 
 
-def test_stored_verdicts_stand_until_judged_anew(make_run: MakeRun, command: Command) -> None:
+def test_stored_verdicts_stand_until_judged_anew(make_run: MakeRun, treegen: Command) -> None:
     _, path = make_run([ADD, "print(3)"])
-    assert command("score", path, ALLOW).code == 0
+    assert treegen("score", path, ALLOW).code == 0
     (file,) = path.glob("verdicts-*.jsonl")
     false = verdicts_of(path)[0] | {"verdict": "wrong_answer", "tests": "WWW"}
     del false["crc"]
@@ -160,15 +155,15 @@ def test_stored_verdicts_stand_until_judged_anew(make_run: MakeRun, command: Com
     stored = RecordFile(file, writable=True)
     stored.append(false)
     stored.close()
-    assert command("score", path, ALLOW).code == 0
+    assert treegen("score", path, ALLOW).code == 0
     assert metrics_of(path)["strict_accuracy"] == 0.0
-    assert command("score", path).code == 0, "no program has to run"
-    assert command("score", path, ALLOW, "--rejudge").code == 0
+    assert treegen("score", path).code == 0, "no program has to run"
+    assert treegen("score", path, ALLOW, "--rejudge").code == 0
     assert metrics_of(path)["strict_accuracy"] == 0.5
 
 
 def test_what_is_told_of_protection_follows_from_the_verdicts(
-    make_run: MakeRun, command: Command
+    make_run: MakeRun, treegen: Command
 ) -> None:
     _, path = make_run([ADD, "print(3)", " \n"])
 
@@ -176,9 +171,9 @@ def test_what_is_told_of_protection_follows_from_the_verdicts(
         found: dict[str, Any] = results_of(path)["judging"]
         return {name: found[name] for name in ("sandbox", "unprotected")}
 
-    assert command("score", path, ALLOW).code == 0
+    assert treegen("score", path, ALLOW).code == 0
     before = read_protection()
-    assert command("score", path).code == 0, "no program has to run"
+    assert treegen("score", path).code == 0, "no program has to run"
     assert read_protection() == before
     (file,) = path.glob("verdicts-*.jsonl")
     rows = verdicts_of(path)
@@ -189,7 +184,7 @@ def test_what_is_told_of_protection_follows_from_the_verdicts(
         stored.append(row | {"sandbox": tier})
     stored.close()
     for more in ((), (ALLOW,)):
-        assert command("score", path, *more).code == 0
+        assert treegen("score", path, *more).code == 0
         found = read_protection()
         assert found["sandbox"] == ["bubblewrap", "landlock"]
         assert list(found["unprotected"]) == ["landlock"]
@@ -197,20 +192,20 @@ def test_what_is_told_of_protection_follows_from_the_verdicts(
         assert "the host's name can be seen" in found["unprotected"]["landlock"]["gaps"]
 
 
-def test_verdicts_without_a_sandbox_are_told_as_such(make_run: MakeRun, command: Command) -> None:
+def test_verdicts_without_a_sandbox_are_told_as_such(make_run: MakeRun, treegen: Command) -> None:
     _, path = make_run([ADD, "print(3)", " \n"])
     for more in ((ALLOW, "--sandbox", "none"), (ALLOW, "--sandbox", "none")):
-        assert command("score", path, *more).code == 0
+        assert treegen("score", path, *more).code == 0
         (gap,) = results_of(path)["judging"]["unprotected"]["none"]["gaps"]
         assert results_of(path)["judging"]["unprotected"]["none"]["samples"] == 2
         assert gap.startswith("everything: ")
 
 
-def test_another_comparer_has_verdicts_of_its_own(make_run: MakeRun, command: Command) -> None:
+def test_another_comparer_has_verdicts_of_its_own(make_run: MakeRun, treegen: Command) -> None:
     _, path = make_run([f"{ADD}\nprint(a + b)", ADD])
-    assert command("score", path, ALLOW).code == 0
+    assert treegen("score", path, ALLOW).code == 0
     assert metrics_of(path)["strict_accuracy"] == 0.5
-    official = command("score", path, ALLOW, "-T", "comparer=apps-official")
+    official = treegen("score", path, ALLOW, "-T", "comparer=apps-official")
     assert official.document["runs"][0]["report"]["metrics"][0]["filter"] == "apps-official"
     assert metrics_of(path)["strict_accuracy"] == 1.0
     assert len(list(path.glob("verdicts-*.jsonl"))) == 2
@@ -263,41 +258,34 @@ def test_judge_errors_are_no_scores(make_run: MakeRun) -> None:
     assert list(verdicts_of(path)) == [1]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
-
-
-def test_eval_samples_and_judges(checkpoint: Path, tmp_path: Path, command: Command) -> None:
+def test_eval_samples_and_judges(tiny: Path, tmp_path: Path, treegen: Command) -> None:
     small = ["--limit", "2", "-n", "3", "--max-tokens", "8", "--memory", "8MiB"]
     path = tmp_path / "run"
-    done = command(
-        "eval", "apps", "--model", checkpoint, *small, "-o", path, "--allow_code_execution"
-    )
+    done = treegen("eval", "apps", "--model", tiny, *small, "-o", path, "--allow_code_execution")
     assert done.code == 0, done.err
     assert "sandbox: " in done.err and "strict_accuracy" in done.out
     assert results_of(path)["judging"]["judged"] == 6
-    again = command("eval", "--resume", path, ALLOW)
+    again = treegen("eval", "--resume", path, ALLOW)
     assert again.code == 0 and again.document["runs"][0]["report"] == results_of(path)["report"]
     without = tmp_path / "without"
-    done = command("eval", "apps", "--model", checkpoint, *small, "-o", without)
+    done = treegen("eval", "apps", "--model", tiny, *small, "-o", without)
     assert done.code == 1 and f"treegen score {without} {ALLOW}" in done.err.splitlines()[-1]
     assert results_of(without)["report"] is None and results_of(without)["done"] == 6
-    quiet = command("eval", "--resume", without, "--no-score")
+    quiet = treegen("eval", "--resume", without, "--no-score")
     assert quiet.code == 0, quiet.err
-    scored = command("score", without, ALLOW)
+    scored = treegen("score", without, ALLOW)
     assert scored.code == 0
     assert scored.document["runs"][0]["report"] == results_of(path)["report"]
 
 
-def test_permission_and_its_options_go_together(command: Command) -> None:
-    done = command("eval", "apps", "--model", "x", "--sandbox", "none")
+def test_permission_and_its_options_go_together(treegen: Command) -> None:
+    done = treegen("eval", "apps", "--model", "x", "--sandbox", "none")
     assert done.error == f"--sandbox has no effect without {ALLOW}; pass both arguments"
-    done = command("eval", "apps", "--model", "x", "--num-workers", "0", ALLOW)
+    done = treegen("eval", "apps", "--model", "x", "--num-workers", "0", ALLOW)
     assert "--num-workers must be at least 1" in done.error
-    done = command("eval", "apps", "--model", "x", "--sandbox", "box", ALLOW)
+    done = treegen("eval", "apps", "--model", "x", "--sandbox", "box", ALLOW)
     assert "--sandbox must be one of auto, " in done.error
-    done = command("eval", "gsm8k", "countdown", "--model", "x", "--sandbox", "none", ALLOW)
+    done = treegen("eval", "gsm8k", "countdown", "--model", "x", "--sandbox", "none", ALLOW)
     assert "--sandbox has no effect, because gsm8k, countdown run no programs" in done.error
-    done = command("eval", "gsm8k", "--model", "x", "--num-workers", "2", ALLOW)
+    done = treegen("eval", "gsm8k", "--model", "x", "--num-workers", "2", ALLOW)
     assert "--num-workers has no effect, because gsm8k runs no programs" in done.error

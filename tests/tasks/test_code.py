@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command, samples_of
+from cli_cases import Command, samples_of, write_data
 
 from treegen.errors import DataError, InputError
 from treegen.evals.chat import as_chat
@@ -38,11 +38,6 @@ from treegen.tasks.sandbox import (
 )
 
 NAMES = ("humaneval", "humaneval-plus", "livecodebench", "mbpp", "mbpp-plus")
-
-
-def write(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def prompts(task: CodeTask, options: TaskOptions) -> list[str]:
@@ -103,7 +98,7 @@ def test_mbpp_is_asked_as_published_with_tasks_2_to_4(tmp_path: Path) -> None:
         )
 
     shots = "".join(f"{question(n)}def f():\r\n  return {n}\n[DONE]\n\n" for n in (2, 3, 4))
-    path = write(tmp_path / "mbpp.jsonl", rows)
+    path = write_data(tmp_path / "mbpp.jsonl", rows)
     assert prompts(MBPP(), TaskOptions(data=path)) == [f"{shots}{question(11)}"]
     assert prompts(MBPP(), TaskOptions(data=str(tmp_path), num_fewshot=0)) == [question(11)]
     (other,) = MBPP().load(TaskOptions(data=path, split="validation")).problems
@@ -121,10 +116,10 @@ def test_mbpp_is_asked_as_published_with_tasks_2_to_4(tmp_path: Path) -> None:
     assert task.records["MBPP/12"].setup == "import math"
     with pytest.raises(InputError, match="has 0 tasks for few-shot examples"):
         task.load(TaskOptions(data=str(tmp_path), extra={"set": "sanitized"}))
-    write(tmp_path / "mbpp.jsonl", [{**rows[0], "task_id": n} for n in range(1, 12)])
+    write_data(tmp_path / "mbpp.jsonl", [{**rows[0], "task_id": n} for n in range(1, 12)])
     data = MBPP().load(TaskOptions(data=path, num_fewshot=10))
     assert len(data.turns) == 10  # all tasks of the prompt split, 10 among them
-    bad = write(tmp_path / "bad.jsonl", [rows[0], {"task_id": 2}])
+    bad = write_data(tmp_path / "bad.jsonl", [rows[0], {"task_id": 2}])
     with pytest.raises(DataError, match=r"bad\.jsonl, line 2: the row has no tests"):
         MBPP().load(TaskOptions(data=path, fewshot_file=bad))
     with pytest.raises(InputError, match="has no split 'dev'; use one of test, prompt"):
@@ -174,7 +169,7 @@ def test_livecodebench_by_days_and_difficulty() -> None:
 def test_livecodebench_releases_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 9):
         row = {**data_row("own_a"), "question_id": f"p{number}"}
-        write(tmp_path / f"test{number if number > 1 else ''}.jsonl", [row])
+        write_data(tmp_path / f"test{number if number > 1 else ''}.jsonl", [row])
 
     def ids(release: str | None) -> str:
         extra = {} if release is None else {"release": release}
@@ -453,7 +448,7 @@ def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:
         "plus_input": [[0]],
     }
     task = MBPPPlus()
-    task.load(TaskOptions(data=write(tmp_path / "a.jsonl", [row])))
+    task.load(TaskOptions(data=write_data(tmp_path / "a.jsonl", [row])))
     with (
         SandboxPool(limits=task.limits) as judge,
         pytest.raises(SandboxError, match="reference solution of f fails"),
@@ -462,7 +457,7 @@ def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:
 
 
 def test_samples_without_a_reference_are_counted_as_not_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, treegen: Command
 ) -> None:
     row = {
         "task_id": "Mbpp/1",
@@ -473,20 +468,10 @@ def test_samples_without_a_reference_are_counted_as_not_judged(
         "base_input": [[0]],
         "plus_input": [],
     }
-    done = Command(capsys)(
-        "eval",
-        "mbpp-plus",
-        "-M",
-        "demo",
-        "--data",
-        write(tmp_path / "a.jsonl", [row]),
-        "--n-samples",
-        "5",
-        "--max-tokens",
-        "8",
-        "-o",
-        tmp_path / "run",
-        "--allow-code-execution",
+    data = write_data(tmp_path / "a.jsonl", [row])
+    done = treegen(
+        f"eval mbpp-plus -M demo --data {data} --n-samples 5 --max-tokens 8 -o {tmp_path}/run"
+        " --allow-code-execution"
     )
     judging = done.document["runs"][0]["judging"]
     assert judging["judge_errors"] == 5 and judging["judged"] == 0
@@ -512,22 +497,11 @@ def test_hostile_programs_cost_bounded_time() -> None:
     assert [result.verdict for result in found] == list(HOSTILE.values())
 
 
-def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command, out = Command(capsys), tmp_path / "run"
-    done = command(
-        "eval",
-        "humaneval-plus",
-        "-M",
-        "demo",
-        "--limit",
-        "2",
-        "--n-samples",
-        "3",
-        "--max-tokens",
-        "24",
-        "-o",
-        out,
-        "--allow-code-execution",
+def test_a_run_from_the_command_line(tmp_path: Path, treegen: Command) -> None:
+    out = tmp_path / "run"
+    done = treegen(
+        f"eval humaneval-plus -M demo --limit 2 --n-samples 3 --max-tokens 24 -o {out}"
+        " --allow-code-execution"
     )
     assert done.code == 0 and len(samples_of(out)) == 6
     report = done.document["runs"][0]["report"]

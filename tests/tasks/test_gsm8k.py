@@ -3,12 +3,13 @@
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_cases import write_data
 
 from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError
@@ -20,11 +21,6 @@ from treegen.tasks.common.sources import bundled_rows
 from treegen.tasks.gsm8k import GSM8K, reasoning_and_number
 
 ROW = {"question": "How many?", "answer": "2+1=<<2+1=3>>3\n#### 3"}
-
-
-def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def numbered(num: int, word: str = "apples") -> list[dict[str, object]]:
@@ -109,7 +105,7 @@ def test_texts_are_taken_as_they_are(tmp_path: Path) -> None:
 
 def test_ids_are_given_or_count_lines_from_zero(tmp_path: Path) -> None:
     rows: list[Mapping[str, object]] = [*numbered(2), {**ROW, "id": "mine"}, {**ROW, "id": 7}]
-    data = GSM8K().load(TaskOptions(data=write_jsonl(tmp_path / "a.jsonl", rows)))
+    data = GSM8K().load(TaskOptions(data=write_data(tmp_path / "a.jsonl", rows)))
     assert [p.id for p in data.problems] == ["gsm8k-0", "gsm8k-1", "mine", "7"]
 
 
@@ -124,7 +120,7 @@ def test_unusable_rows_are_reported_and_the_others_run(tmp_path: Path) -> None:
         {"question": "\ud800", "answer": "#### 1"},
         {**ROW, "id": [1]},
     ]
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    path = write_data(tmp_path / "a.jsonl", rows)
     data = GSM8K().load(TaskOptions(data=path))
     assert [p.id for p in data.problems] == ["gsm8k-0"]
     assert [(s.line, s.reason.split()[0]) for s in data.skipped] == [
@@ -174,9 +170,9 @@ def test_missing_file_and_directory_without_split(tmp_path: Path) -> None:
 
 
 def train_and_test(folder: Path) -> TaskOptions:
-    write_jsonl(folder / "train.jsonl", [*numbered(30), *numbered(4, "pears")])
+    write_data(folder / "train.jsonl", [*numbered(30), *numbered(4, "pears")])
     return TaskOptions(
-        data=write_jsonl(folder / "test.jsonl", numbered(4, "pears")),
+        data=write_data(folder / "test.jsonl", numbered(4, "pears")),
         fewshot_data="train",
         num_fewshot=5,
     )
@@ -201,7 +197,7 @@ def test_examples_from_train_are_drawn_by_seed_without_notes_or_problems(tmp_pat
 
 
 def test_examples_from_the_evaluated_file_leave_its_problems_out(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", numbered(10))
+    path = write_data(tmp_path / "a.jsonl", numbered(10))
     data = GSM8K().load(TaskOptions(data=path, fewshot_data=path, num_fewshot=4, limit=6))
     assert not {problem.question for problem in data.problems} & set(shown(data))
     with pytest.raises(InputError, match="has 4 examples that are not"):
@@ -209,15 +205,15 @@ def test_examples_from_the_evaluated_file_leave_its_problems_out(tmp_path: Path)
 
 
 def test_a_few_shot_file_may_not_hold_a_problem(tmp_path: Path) -> None:
-    data = write_jsonl(tmp_path / "a.jsonl", numbered(3))
-    shots = write_jsonl(tmp_path / "s.jsonl", [ROW, {"question": " 2  APPLES?", "target": "2."}])
+    data = write_data(tmp_path / "a.jsonl", numbered(3))
+    shots = write_data(tmp_path / "s.jsonl", [ROW, {"question": " 2  APPLES?", "target": "2."}])
     with pytest.raises(DataError, match=r"example 2 in .* is also problem 'gsm8k-2' of this run"):
         GSM8K().load(TaskOptions(data=data, fewshot_file=shots))
     assert GSM8K().load(TaskOptions(data=data, fewshot_file=shots, num_fewshot=1)).num_fewshot == 1
 
 
 def test_bad_few_shot_requests(tmp_path: Path) -> None:
-    shots = write_jsonl(tmp_path / "s.jsonl", [ROW, {"question": "q"}])
+    shots = write_data(tmp_path / "s.jsonl", [ROW, {"question": "q"}])
     with pytest.raises(DataError, match=r"s\.jsonl, line 2: no answer"):
         GSM8K().load(TaskOptions(fewshot_file=shots))
     with pytest.raises(InputError, match="num_fewshot is 9, but the bundled"):
@@ -234,8 +230,8 @@ def test_hub_name_goes_through_datasets(tmp_path: Path, monkeypatch: pytest.Monk
     """A local folder of the hub's name and layout stands in for the download."""
     home = tmp_path / "openai" / "gsm8k"
     home.mkdir(parents=True)
-    write_jsonl(home / "test.jsonl", numbered(3))
-    write_jsonl(home / "train.jsonl", numbered(9, "plums"))
+    write_data(home / "test.jsonl", numbered(3))
+    write_data(home / "train.jsonl", numbered(9, "plums"))
     (home / "README.md").write_text(
         "---\nconfigs:\n- config_name: main\n  data_files:\n"
         "  - {split: train, path: train.jsonl}\n  - {split: test, path: test.jsonl}\n---\n"
@@ -293,9 +289,9 @@ def test_real_train_split_gives_examples_for_all_test_problems(real_data: Path) 
 
 
 def test_the_label_tells_what_is_treegens_own(tmp_path: Path) -> None:
-    data = write_jsonl(tmp_path / "test.jsonl", [ROW])
-    shots = write_jsonl(tmp_path / "shots.jsonl", numbered(2))
-    train = write_jsonl(tmp_path / "train.jsonl", numbered(9, "pears"))
+    data = write_data(tmp_path / "test.jsonl", [ROW])
+    shots = write_data(tmp_path / "shots.jsonl", numbered(2))
+    train = write_data(tmp_path / "train.jsonl", numbered(9, "pears"))
 
     def label(**options: Any) -> str:
         return GSM8K().load(TaskOptions(**options)).label

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from cli_cases import write_data
 
 from treegen.common.bounded import patterns
 from treegen.errors import DataError, InputError
@@ -249,15 +250,10 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     nltk.data.path.remove(str(home))
 
 
-def write(path: Path, rows: list[Row]) -> str:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 def compare(num: int, official: ModuleType, folder: Path) -> None:
     pairs = list(rows_of(num))
     task = IFEval()
-    data = task.load(TaskOptions(data=write(folder / "a.jsonl", [row for row, _ in pairs])))
+    data = task.load(TaskOptions(data=write_data(folder / "a.jsonl", [row for row, _ in pairs])))
     assert len(data.problems) == num
     seen: Counter[tuple[str, bool]] = Counter()
     for problem, (row, text) in zip(data.problems, pairs, strict=True):
@@ -371,7 +367,10 @@ def test_what_is_missing_is_named_before_a_model_is_loaded(
         "instruction_id_list": ["length_constraints:number_sentences"],
         "kwargs": [{"num_sentences": 2, "relation": "at least"}],
     }
-    first, second = write(tmp_path / "1.jsonl", [row]), write(tmp_path / "2.jsonl", [other])
+    first, second = (
+        write_data(tmp_path / "1.jsonl", [row]),
+        write_data(tmp_path / "2.jsonl", [other]),
+    )
     monkeypatch.setattr(checks, "is_langdetect_installed", lambda: False)
     with pytest.raises(
         InputError, match=r"langdetect to check language:response_language; install it with: pip"
@@ -402,7 +401,7 @@ def test_rows_that_cannot_be_checked_are_skipped_by_name(tmp_path: Path) -> None
         )
     ]
     rows.append({"key": 9, "prompt": "p", "instruction_id_list": ["a"], "kwargs": []})
-    data = IFEval().load(TaskOptions(data=write(tmp_path / "a.jsonl", rows)))
+    data = IFEval().load(TaskOptions(data=write_data(tmp_path / "a.jsonl", rows)))
     assert len(data.problems) == 1
     reasons = " / ".join(row.reason for row in data.skipped)
     for message in (
@@ -414,7 +413,7 @@ def test_rows_that_cannot_be_checked_are_skipped_by_name(tmp_path: Path) -> None
     ):
         assert message in reasons
     with pytest.raises(DataError, match="no usable prompt"):
-        IFEval().load(TaskOptions(data=write(tmp_path / "b.jsonl", rows[1:])))
+        IFEval().load(TaskOptions(data=write_data(tmp_path / "b.jsonl", rows[1:])))
 
 
 def test_accuracies_over_prompts_and_over_instructions() -> None:

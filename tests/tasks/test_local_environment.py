@@ -12,14 +12,14 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from fork_attacks import ATTACKS, FILES, attack_all, call, contents, python
+from fork_attacks import ATTACKS, FILES, attack_all, contents, python
 from hostile_cases import (
     LIMITS,
     MIB,
@@ -30,6 +30,7 @@ from hostile_cases import (
     python_for_everybody,
     traces,
 )
+from worlds import call, use
 
 from treegen.errors import CapacityError, InputError, StoppedError, WorldError
 from treegen.evals.problem import Problem
@@ -43,7 +44,6 @@ pytestmark = [
     pytest.mark.usefixtures("only_judge"),
 ]
 
-T = TypeVar("T")
 SMALL = replace(LIMITS, cpu_seconds=4.0, wall_seconds=8.0, files=60)
 PROBLEM = Problem("p", "", "", metadata={"files": FILES})
 
@@ -51,18 +51,6 @@ PROBLEM = Problem("p", "", "", metadata={"files": FILES})
 def create(sandbox: str = USABLE[0] if USABLE else "none", **options: Any) -> LocalEnvironment:
     usual: dict[str, Any] = {"limits": SMALL, "num_workers": 4}
     return LocalEnvironment(allow_code_execution=True, sandbox=sandbox, **usual | options)
-
-
-def use(environment: LocalEnvironment, body: Callable[[LocalEnvironment], Awaitable[T]]) -> T:
-    """Run a coroutine with an environment, and close it."""
-
-    async def run() -> T:
-        try:
-            return await body(environment)
-        finally:
-            await environment.close()
-
-    return asyncio.run(run())
 
 
 @pytest.mark.parametrize("sandbox", [*USABLE, "none"])
@@ -190,7 +178,8 @@ def test_forks_of_an_unprivileged_user(sandbox: str, repository: Path) -> None:
             copy(repository / "treegen" / name, folder / "treegen" / name)
         for name in ("sandbox", "environments"):
             copy(repository / "tasks" / name, folder / "treegen" / "tasks" / name)
-        copy(repository / "tests" / "fork_attacks.py", folder / "fork_attacks.py")
+        for name in ("fork_attacks.py", "worlds.py"):
+            copy(repository / "tests" / name, folder / name)
         subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
         done = subprocess.run(
             [interpreter, "-c", UNPRIVILEGED, str(folder), sandbox],

@@ -1,9 +1,9 @@
 r"""What is read of texts as mathematics, as models write them, and what it equals."""
 
-import json
 from pathlib import Path
 
 import pytest
+from cli_cases import write_jsonl
 
 from treegen.tasks import TaskOptions
 from treegen.tasks.answers import MathAnswer
@@ -156,12 +156,11 @@ def test_dollar_signs_around_a_reference_are_taken_off(answer: str, bare: str) -
 
 
 def test_hmmt_takes_references_with_dollar_signs(tmp_path: Path) -> None:
-    path = tmp_path / "hmmt.jsonl"
     rows = [
         {"problem": "How many?", "answer": "$8\\sqrt{10}$"},
         {"problem": "?", "answer": "$$5$$"},
     ]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    path = write_jsonl(tmp_path / "hmmt.jsonl", rows)
     task = HMMT()
     problems = task.load(TaskOptions(data=str(path))).problems
     assert [problem.answer for problem in problems] == ["8\\sqrt{10}", "5"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_cases import write_jsonl
 
 from treegen.errors import DataError, InputError
 from treegen.prompts.tree import prompts_of
@@ -289,7 +290,7 @@ def test_hub_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for subject in ("anatomy", "virology")
             for i, row in enumerate(rows_of(f"{word} {subject}", num))
         ]
-        (home / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        write_jsonl(home / f"{split}.jsonl", rows)
     (home / "README.md").write_text(
         "---\nconfigs:\n- config_name: all\n  data_files:\n"
         "  - {split: test, path: test.jsonl}\n  - {split: dev, path: dev.jsonl}\n---\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_cases import write_data
 
 from treegen.errors import DataError, InputError
 from treegen.evals.multiple_choice import choice_prompts, is_multiple_choice, pick_length_normalized
@@ -15,11 +16,6 @@ from treegen.tasks import TaskData, TaskOptions, get_task
 from treegen.tasks.choices import ARCEasy, read_id
 
 NAMES = ("arc-easy", "arc-challenge", "hellaswag", "winogrande", "piqa")
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +44,7 @@ def test_arc_in_the_forms_of_its_files_and_of_the_hub(tmp_path: Path) -> None:
     wrong = {**flat, "id": "c", "answerKey": "D"}
     equal = {**flat, "id": "d", "choices": {"text": ["ice", "ice"], "label": ["1", "2"]}}
     path = tmp_path / "ARC-Easy-Test.jsonl"
-    write(path, [nested, flat, wrong, equal])
+    write_data(path, [nested, flat, wrong, equal])
     data = get_task("arc-easy").load(TaskOptions(data=str(tmp_path)))
     for problem in data.problems:
         assert (problem.question, problem.choices) == ("Question: Hot?\nAnswer:", (" ice", " fire"))
@@ -67,18 +63,18 @@ def test_hellaswag_is_cleaned_as_published(tmp_path: Path) -> None:
         "endings": ["[step] pours  it.", "b", "c", "d"],
         "label": "1",
     }
-    data = get_task("hellaswag").load(TaskOptions(data=write(tmp_path / "a.jsonl", [row])))
+    data = get_task("hellaswag").load(TaskOptions(data=write_data(tmp_path / "a.jsonl", [row])))
     assert data.problems[0].question == "Tea: Tea. Boil water. Then she"
     assert data.problems[0].choices[0] == "  pours it."
     row["label"] = ""
     with pytest.raises(DataError, match="the split may have no answers"):
-        get_task("hellaswag").load(TaskOptions(data=write(tmp_path / "a.jsonl", [row])))
+        get_task("hellaswag").load(TaskOptions(data=write_data(tmp_path / "a.jsonl", [row])))
 
 
 def test_piqa_takes_labels_from_the_file_beside_it(tmp_path: Path) -> None:
     rows = [{"goal": "g", "sol1": "one", "sol2": "two"}] * 2
     rows[1] = {**rows[0], "goal": "h"}
-    write(tmp_path / "valid.jsonl", rows)
+    write_data(tmp_path / "valid.jsonl", rows)
     (tmp_path / "valid-labels.lst").write_text("1\n0\n")
     data = get_task("piqa").load(TaskOptions(data=str(tmp_path)))
     assert [problem.answer for problem in data.problems] == [" two", " one"]
@@ -104,7 +100,7 @@ def winogrande(tmp_path: Path, **options: Any) -> TaskData:
         {"sentence": "_ sings.", "option1": "Ann", "option2": "Bo", "answer": "1"},
         {"sentence": "She met _", "option1": "Ann", "option2": "Bo", "answer": "1"},
     ]
-    data = write(tmp_path / "dev.jsonl", rows)
+    data = write_data(tmp_path / "dev.jsonl", rows)
     return get_task("winogrande").load(TaskOptions(data=data, **options))
 
 
@@ -125,7 +121,7 @@ def test_winogrande_scores_the_same_words_after_each_option(tmp_path: Path) -> N
 def test_examples_are_drawn_by_seed_or_are_the_first_of_a_file(tmp_path: Path) -> None:
     row = {"option1": "a", "option2": "b", "answer": "2"}
     train = [{**row, "sentence": f"Sentence {i} has _ here."} for i in range(20)]
-    write(tmp_path / "train.jsonl", train)
+    write_data(tmp_path / "train.jsonl", train)
     shown = winogrande(tmp_path, num_fewshot=2, fewshot_file=str(tmp_path / "train.jsonl"))
     assert shown.fewshot == "Sentence 0 has b here.\n\nSentence 1 has b here.\n\n"
     drawn = [winogrande(tmp_path, num_fewshot=3, seed=seed).fewshot for seed in (0, 0, 1)]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from cli_cases import Command, build_checkpoint
+from cli_cases import Command
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -272,15 +272,10 @@ def test_report_without_problems_has_no_tables() -> None:
     assert report_on(load(questions=8, length=2000), {}, known=False).tables == ()
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("needle") / "tiny")
-
-
-def test_a_run_computes_the_document_once(checkpoint: Path) -> None:
+def test_a_run_computes_the_document_once(tiny: Path) -> None:
     task = Needle()
     data = load(questions=16, length=3000)
-    llm = LLM(str(checkpoint), device="cpu", memory="8MiB")
+    llm = LLM(str(tiny), device="cpu", memory="8MiB")
     done = llm.run(task.tree(data, 1), task.defaults.sampling)
     assert [c.prompt_id for c in done.completions] == [p.id for p in data.problems]
     assert {c.num_tokens for c in done.completions} <= set(range(1, 11))
@@ -301,21 +296,20 @@ def test_an_answer_ends_where_the_next_question_begins() -> None:
 
 
 def test_a_text_that_does_not_fit_the_model_says_how_to_shorten_it(
-    capsys: pytest.CaptureFixture[str], checkpoint: Path
+    treegen: Command, tiny: Path
 ) -> None:
-    command = Command(capsys)
     for task, option in (
         ("needle", "length"),
         ("needle-grid", "lengths"),
         ("ruler-niah-single-1", "lengths"),
     ):
-        error = command("plan", task, "-M", checkpoint, "-T", f"{option}=20000").error
+        error = treegen("plan", task, "-M", tiny, "-T", f"{option}=20000").error
         assert "the model's context of 4,096" in error and f"-T {option}=N" in error
 
 
-def test_lengths_in_tokens(checkpoint: Path) -> None:
-    tokenizer = load_tokenizer(checkpoint)
-    data = load(questions=16, length=1500, tokenizer=str(checkpoint))
+def test_lengths_in_tokens(tiny: Path) -> None:
+    tokenizer = load_tokenizer(tiny)
+    data = load(questions=16, length=1500, tokenizer=str(tiny))
     num_tokens = len(tokenizer(document_of(data))["input_ids"])
     assert 1500 - 40 <= num_tokens <= 1500
     assert data.source.endswith(f", {num_tokens:,} tokens")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import EXAMPLES, Command, build_checkpoint, samples_of, write_jsonl
+from cli_cases import EXAMPLES, Command, samples_of, write_jsonl
 
 from treegen.common.bounded.patterns import MAX_PATTERN, Pattern
 from treegen.errors import DataError, InputError
@@ -312,19 +312,11 @@ def test_examples_are_drawn_by_seed_and_never_a_problem(tmp_path: Path) -> None:
     assert all("2 + 3" not in text for text in drawn)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("model"))
-
-
-def test_questions_from_the_command_line(
-    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
-) -> None:
-    command = Command(capsys)
+def test_questions_from_the_command_line(treegen: Command, tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    args = ["eval", "jsonl", "--data", EXAMPLES / "questions.jsonl", "-M", checkpoint]
+    args = ["eval", "jsonl", "--data", EXAMPLES / "questions.jsonl", "-M", tiny]
     args += ["--max-tokens", "6", "-q"]
-    done = command(*args, "-o", out, "-T", r"template={question}\n", "-T", "metric=numeric")
+    done = treegen(*args, "-o", out, "-T", r"template={question}\n", "-T", "metric=numeric")
     assert done.code == 0
     assert [record["problem_id"] for record in samples_of(out)] == [
         "debt",
@@ -334,27 +326,25 @@ def test_questions_from_the_command_line(
         "product",
         "weeks",
     ]
-    again = command("score", out, "-q", "-T", "metric=regex", "-T", r"pattern=\d").document
+    again = treegen("score", out, "-q", "-T", "metric=regex", "-T", r"pattern=\d").document
     assert again["runs"][0]["report"]["metrics"][0]["metric"] == "exact_match"
-    error = command("eval", "--resume", out, "-T", "template={question}").error
+    error = treegen("eval", "--resume", out, "-T", "template={question}").error
     assert "--data" in error
-    assert "given twice" in command(*args, "-T", "metric=exact", "-T", "metric=numeric").error
+    assert "given twice" in treegen(*args, "-T", "metric=exact", "-T", "metric=numeric").error
 
 
-def test_own_task_in_a_file(
-    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
-) -> None:
+def test_own_task_in_a_file(treegen: Command, tiny: Path, tmp_path: Path) -> None:
     task = f"{EXAMPLES / 'own_task.py'}:Sums"
-    args = ["-M", checkpoint, "-o", tmp_path / "run", "-T", "digits=1", "--limit", "5", "-q"]
-    report = Command(capsys)("eval", task, *args).document["runs"][0]["report"]
+    args = ["-M", tiny, "-o", tmp_path / "run", "-T", "digits=1", "--limit", "5", "-q"]
+    report = treegen("eval", task, *args).document["runs"][0]["report"]
     assert (report["metrics"][0]["task"], report["num_samples"]) == ("sums", 20)
-    error = Command(capsys)("eval", task, "-M", checkpoint, "-T", "digit=1").error
+    error = treegen("eval", task, "-M", tiny, "-T", "digit=1").error
     assert "no argument 'digit'; did you mean 'digits'" in error
 
 
 def test_own_task_in_a_package(
-    capsys: pytest.CaptureFixture[str],
-    checkpoint: Path,
+    treegen: Command,
+    tiny: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -375,10 +365,9 @@ def test_own_task_in_a_package(
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert ("capitals", "treegen-capitals") in [(info.name, info.source) for info in list_tasks()]
     assert get_task("capitals").defaults.num_samples == 1
-    command = Command(capsys)
-    assert "\n  capitals " in command("tasks").out
+    assert "\n  capitals " in treegen("tasks").out
     out = tmp_path / "run"
-    assert command("eval", "capitals", "-M", checkpoint, "-o", out, "-q").code == 0
+    assert treegen("eval", "capitals", "-M", tiny, "-o", out, "-q").code == 0
     records = samples_of(out)
     assert len(records) == 6
     assert all(len(record["choice_logprobs"]) == 4 for record in records)

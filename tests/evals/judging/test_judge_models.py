@@ -71,20 +71,9 @@ def test_a_judge_of_several_runs_is_loaded_once(
     data = tmp_path / "data.jsonl"
     data.write_text('{"question": "What is 2 + 2?", "answer": "4", "problem": "2 + 2?"}\n')
     done = treegen(
-        "eval",
-        "jsonl",
-        "simpleqa",
-        "--data",
-        data,
-        "--model",
-        "demo",
+        f"eval jsonl simpleqa --data {data} --model demo -o {tmp_path}/runs --judge {tiny}",
+        *("--rubric", "rating"),
         *SMALL,
-        "-o",
-        tmp_path / "runs",
-        "--judge",
-        tiny,
-        "--rubric",
-        "rating",
     ).document
     assert [run["judged"]["done"] for run in done["runs"]] == [1, 1]
     assert loaded == ["load demo", "close demo", f"load {tiny.name}", f"close {tiny.name}"]

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cli_cases import Command
+from cli_cases import Command, write_jsonl
 from judging_cases import LETTERS, RUBRIC, rubric_file, small_run
 
 import treegen
@@ -92,19 +92,8 @@ def test_judgements_are_stored_once_and_read_without_a_model(
 ) -> None:
     run, rubric = small_run(tmp_path / "run"), rubric_file(tmp_path, LETTERS)
     arguments = (
-        "judge",
-        run,
-        "--judge",
-        "demo",
-        "--rubric",
-        rubric,
-        "--wordings",
-        "1",
+        f"judge {run} --judge demo --rubric {rubric} --wordings 1 --repeats 2 --max-tokens 12",
         *SMALL,
-        "--repeats",
-        "2",
-        "--max-tokens",
-        "12",
     )
     first = treegen(*arguments).document
     assert first["done"] == first["planned"] == 24
@@ -116,17 +105,7 @@ def test_judgements_are_stored_once_and_read_without_a_model(
     file = next((run / FOLDER).glob(f"*/{FILE}"))
     file.write_bytes(b"".join(stored)[:-30])
     more = treegen(
-        "judge",
-        run,
-        "--judge",
-        "demo",
-        "--rubric",
-        rubric,
-        *SMALL,
-        "--repeats",
-        "3",
-        "--max-tokens",
-        "12",
+        f"judge {run} --judge demo --rubric {rubric} --repeats 3 --max-tokens 12", *SMALL
     ).document
     assert more["done"] == more["planned"] == 72
     whole = lines_of(run)
@@ -170,9 +149,8 @@ def test_one_of_several_stored_judgings_is_chosen_by_its_rubric(
     for rubric in (brief, "rating"):
         library.judge(run, rubric, llm, wordings=1, progress=False)  # type: ignore[arg-type]
     assert len(treegen("judge", run).document["summaries"]) == 2
-    labels = tmp_path / "labels.jsonl"
     rows = [{"problem_id": f"p{i}", "sample_index": 0, "label": "good"} for i in range(3)]
-    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labels = write_jsonl(tmp_path / "labels.jsonl", rows)
     error = treegen("judge", run, "--labels", labels).error
     assert "the choices of the rubric rating, got 'good'" in error and "pass the --rubric" in error
     for chosen in ("brief", brief):
@@ -182,7 +160,7 @@ def test_one_of_several_stored_judgings_is_chosen_by_its_rubric(
         assert summary["title"].startswith("brief") and summary["corrected"]["labelled"] == 3
         assert repr(library.judgings(run, chosen).summaries[0]).startswith("Summary('brief, ")
     rows[1:] = [{**rows[0], "sample_index": index} for index in range(90, 94)]
-    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(labels, rows)
     error = treegen("judge", run, "--rubric", brief, "--labels", labels).error
     assert "labels for at least 2 problems, got 1; 4 of 5 labels are for answers that" in error
     error = treegen("judge", run, "--rubric", "simpleqa").error
@@ -238,27 +216,14 @@ def test_criteria_are_judged_one_by_one_below_the_answer(tmp_path: Path, llm: tr
 def test_a_jury_and_people(tmp_path: Path, treegen: Command, tiny: Path) -> None:
     run = small_run(tmp_path / "run", problems=4, samples=2)
     rubric = rubric_file(tmp_path)
-    labels = tmp_path / "labels.jsonl"
     rows = [
         {"problem_id": f"p{i}", "sample_index": 0, "label": "good" if i % 2 else 0}
         for i in range(3)
     ]
-    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labels = write_jsonl(tmp_path / "labels.jsonl", rows)
     found = treegen(
-        "judge",
-        run,
-        "--judge",
-        "demo",
-        "--judge",
-        tiny,
-        "--rubric",
-        rubric,
-        "--labels",
-        labels,
-        "--weight",
-        "3",
-        "--weight",
-        "1",
+        f"judge {run} --judge demo --judge {tiny} --rubric {rubric} --labels {labels}",
+        *("--weight", "3", "--weight", "1"),
         *SMALL,
     ).document
     (summary,) = found["summaries"]
@@ -274,21 +239,7 @@ def test_a_jury_and_people(tmp_path: Path, treegen: Command, tiny: Path) -> None
 def test_an_evaluation_is_judged_in_its_own_directory(tmp_path: Path, treegen: Command) -> None:
     run = tmp_path / "run"
     done = treegen(
-        "eval",
-        "gsm8k",
-        "--limit",
-        "2",
-        "-n",
-        "2",
-        "--max-tokens",
-        "16",
-        "-o",
-        run,
-        "--judge",
-        "demo",
-        "--wordings",
-        "1",
-        *SMALL,
+        f"eval gsm8k --limit 2 -n 2 --max-tokens 16 -o {run} --judge demo --wordings 1", *SMALL
     )
     assert done.code == 0, done.err
     (document,) = done.document["runs"]
@@ -373,9 +324,8 @@ def test_labels_say_what_they_do_not_decide(
 
     run = small_run(tmp_path / "run")
     library.judge(run, rubric_file(tmp_path), llm, progress=False)  # type: ignore[arg-type]
-    labels = tmp_path / "labels.jsonl"
     rows = [{"problem_id": f"p{i}", "sample_index": 0, "label": i % 2} for i in range(6)]
-    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labels = write_jsonl(tmp_path / "labels.jsonl", rows)
     shown = treegen("judge", run, "--labels", labels, "--half-width", "0.2").out
     corrected = shown[shown.index("Corrected by the labels of 4 of 4 problems") :]
     assert "With fewer than 10 labelled problems, treegen uses the labels alone" in corrected

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,23 +19,10 @@ from treegen.evals.judging.judgement_files import FILE, FOLDER, get_slot, read_r
 def command(run: Path, rubric: Path) -> list[str]:
     return [
         sys.executable,
-        "-m",
-        "treegen",
-        "judge",
-        str(run),
-        "--judge",
-        "demo",
-        "--rubric",
-        str(rubric),
-        "--repeats",
-        "6",
-        "--max-tokens",
-        "24",
-        "--memory",
-        "16MiB",
-        "--max-rows",
-        "8",
-        "--quiet",
+        *shlex.split(
+            f"-m treegen judge {run} --judge demo --rubric {rubric} --repeats 6 --max-tokens 24"
+            " --memory 16MiB --max-rows 8 --quiet"
+        ),
     ]
 
 

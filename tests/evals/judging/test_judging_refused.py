@@ -74,18 +74,7 @@ def test_a_stored_judging_of_one_judge_has_no_jury(tmp_path: Path, treegen: Comm
 def test_verdicts_may_be_greedy(tmp_path: Path, treegen: Command) -> None:
     run, rubric = small_run(tmp_path / "run", problems=2, samples=1), rubric_file(tmp_path, LETTERS)
     found = treegen(
-        "judge",
-        run,
-        "--judge",
-        "demo",
-        "--rubric",
-        rubric,
-        "--temperature",
-        "0",
-        "--max-tokens",
-        "4",
-        "--memory",
-        "32MiB",
+        f"judge {run} --judge demo --rubric {rubric} --temperature 0 --max-tokens 4 --memory 32MiB"
     ).document
     (name,) = found["summaries"][0]["judgings"]
     assert json.loads((run / FOLDER / name / "judging.json").read_text())["temperature"] == 0

@@ -20,20 +20,7 @@ from treegen.evals.judging.judgement_files import FILE, FOLDER
 from treegen.evals.pipeline import evaluation
 from treegen.llm import LLM
 
-EVAL = (
-    "eval",
-    "gsm8k",
-    "--limit",
-    "3",
-    "-n",
-    "2",
-    "--model",
-    "demo",
-    "--max-tokens",
-    "8",
-    "--memory",
-    "32MiB",
-)
+EVAL = "eval gsm8k --limit 3 -n 2 --model demo --max-tokens 8 --memory 32MiB"
 PYTHON: dict[str, Any] = {
     "limit": 2,
     "num_samples": 1,
@@ -65,9 +52,9 @@ def test_a_resumed_run_is_judged_as_it_was_begun(
     rubric = rubric_file(tmp_path, LETTERS)
     run, whole = tmp_path / "run", tmp_path / "whole"
     how = ("--judge", "demo", "--rubric", rubric, "--wordings", "1", "--verdicts", "samples")
-    treegen(*EVAL, "-o", whole, *how)
+    treegen(EVAL, "-o", whole, *how)
     interrupt(monkeypatch)
-    assert treegen(*EVAL, "-o", run, *how).code != 0
+    assert treegen(EVAL, "-o", run, *how).code != 0
     assert not (run / FOLDER).exists()
     rubric.unlink()  # the run has kept what was in it
     found = treegen("eval", "--resume", run).document["runs"][0]["judged"]
@@ -87,7 +74,7 @@ def test_another_judge_or_none_takes_its_place(
 ) -> None:
     run = tmp_path / "run"
     interrupt(monkeypatch)
-    treegen(*EVAL, "-o", run, "--judge", "demo")
+    treegen(EVAL, "-o", run, "--judge", "demo")
     treegen("eval", "--resume", run, "--judge", tiny, "--wordings", "1")
     assert free(run)["judged_by"]["judge"] == [str(tiny)]
     (folder,) = (run / FOLDER).iterdir()
@@ -107,25 +94,8 @@ def test_all_tasks_of_a_command_are_judged(
     runs = tmp_path / "runs"
     interrupt(monkeypatch)
     treegen(
-        "eval",
-        "jsonl",
-        "simpleqa",
-        "--data",
-        data,
-        "--model",
-        "demo",
-        "--memory",
-        "32MiB",
-        "--max-tokens",
-        "6",
-        "-o",
-        runs,
-        "--judge",
-        "demo",
-        "--rubric",
-        "rating",
-        "--wordings",
-        "1",
+        f"eval jsonl simpleqa --data {data} --model demo --memory 32MiB --max-tokens 6"
+        f" -o {runs} --judge demo --rubric rating --wordings 1"
     )
     document = treegen("eval", "--resume", runs).document
     assert [run["judged"]["done"] for run in document["runs"]] == [1, 1]
@@ -136,16 +106,7 @@ def test_what_a_run_remembers_trusts_no_code_and_is_checked_first(
 ) -> None:
     run = tmp_path / "run"
     interrupt(monkeypatch)
-    treegen(
-        *EVAL,
-        "-o",
-        run,
-        "--judge",
-        "demo",
-        "--max-rows",
-        "4",
-        "--trust-remote-code",
-    )
+    treegen(f"{EVAL} -o {run} --judge demo --max-rows 4 --trust-remote-code")
     assert free(run)["judged_by"]["options"] == {"memory": "32MiB", "max_rows": 4}
     info = json.loads((run / "run.json").read_text())
     for kept, message in (
@@ -183,21 +144,9 @@ def test_python_resumes_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_judging_that_was_killed_says_what_lacks(tmp_path: Path, treegen: Command) -> None:
     run, rubric = small_run(tmp_path / "run", problems=2), rubric_file(tmp_path, LETTERS)
-    command = (
-        "judge",
-        run,
-        "--judge",
-        "demo",
-        "--rubric",
-        rubric,
-        "--repeats",
-        "2",
-        "--max-tokens",
-        "8",
-        "--memory",
-        "16MiB",
-        "--max-rows",
-        "1",
+    command = shlex.split(
+        f"judge {run} --judge demo --rubric {rubric} --repeats 2 --max-tokens 8"
+        " --memory 16MiB --max-rows 1"
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "treegen", *map(str, command)],

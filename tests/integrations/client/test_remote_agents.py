@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from serving import KEY, listening
 from tool_model import ANSWER, QUESTION, save_tool_model
+from tool_schemas import ADD
 
 from treegen import LLM, SamplingParams
 from treegen.errors import ContextError
@@ -16,25 +16,9 @@ from treegen.prompts.tool_turns import ToolTurns
 from treegen.search import Agent, MemoryEnvironment, Observation, SearchNode
 from treegen.search.environments.branch import NO_ROOM
 
-if TYPE_CHECKING:
-    from treegen.integrations.client import RemoteLLM
-    from treegen.integrations.server.node_params import NodeLimits
-else:
-    RemoteLLM = pytest.importorskip("treegen.integrations.client").RemoteLLM
-    NodeLimits = pytest.importorskip("treegen.integrations.server.node_params").NodeLimits
-
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "parameters": {
-                "type": "object",
-                "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
-            },
-        },
-    }
-]
+pytest.importorskip("treegen.integrations.client")
+from treegen.integrations.client import RemoteLLM
+from treegen.integrations.server.node_params import NodeLimits
 
 
 class Adder:
@@ -65,8 +49,8 @@ def test_an_overflow_of_a_servers_context_ends_its_branch_only(tmp_path: Path) -
         (other,) = await agent.act(root)  # the search goes on
         return [other]
 
-    environment = MemoryEnvironment(Adder, TOOLS)
-    turns = ToolTurns(llm.tokenizer, TOOLS)
+    environment = MemoryEnvironment(Adder, ADD)
+    turns = ToolTurns(llm.tokenizer, ADD)
     problems = [(str(length), [{"role": "user", "content": QUESTION}]) for length in (0, 10_000)]
     params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
     with (
@@ -74,7 +58,7 @@ def test_an_overflow_of_a_servers_context_ends_its_branch_only(tmp_path: Path) -
         Agent(environment, turns=turns) as agent,
     ):
         remote = RemoteLLM(f"{running.url}/v1", KEY)
-        for result in remote.search(fn, problems, params, tools=TOOLS):
+        for result in remote.search(fn, problems, params, tools=ADD):
             assert result.error is None, result.exception
         with pytest.raises(ContextError, match="model's context"):
             remote.search(fn, ["too long " * 5_000], params)

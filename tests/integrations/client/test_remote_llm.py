@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,15 +39,10 @@ from treegen.search import (
     value_prompt,
 )
 
-if TYPE_CHECKING:
-    import httpx2
+pytest.importorskip("treegen.integrations.client")
 
-    from treegen.integrations.client import RemoteLLM
-    from treegen.integrations.server.node_params import NodeLimits
-else:
-    httpx2 = pytest.importorskip("httpx2")
-    RemoteLLM = pytest.importorskip("treegen.integrations.client").RemoteLLM
-    NodeLimits = pytest.importorskip("treegen.integrations.server.node_params").NodeLimits
+from treegen.integrations.client import RemoteLLM
+from treegen.integrations.server.node_params import NodeLimits
 
 QUESTION = "Question: {} has 3 apples and buys 5 more. How many apples does {} have?\nAnswer:"
 PROBLEMS = [(name, QUESTION.format(name, name)) for name in ("Tom", "Ann", "Eve")]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import save_tiny_model, tiny_tokenizer
+from tiny_models import tiny_tokenizer
 from tool_model import ANSWER, CALL, QUESTION, save_tool_model
 from tool_texts import WRITERS
 
@@ -80,14 +80,9 @@ def _traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSPECT_TRACE_FILE", str(tmp_path / "trace.log"))
 
 
-@pytest.fixture(scope="module", name="directory")
-def _directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture(name="model")
-def _model(directory: Path) -> Iterator[Model]:
-    model = loaded(directory)
+def _model(checkpoint: Path) -> Iterator[Model]:
+    model = loaded(checkpoint)
     with model:
         yield model
     assert api_of(model)._served.llm.cache.pool.num_used == 0
@@ -122,7 +117,7 @@ def user_messages(question: str) -> list[dict[str, str]]:
 
 
 def test_an_eval_gets_the_samples_of_generate(
-    model: Model, directory: Path, tmp_path: Path
+    model: Model, checkpoint: Path, tmp_path: Path
 ) -> None:
     task = Task([Sample(question, id=place) for place, question in enumerate(QUESTIONS)])
     settings: dict[str, Any] = {"max_tokens": 12, "temperature": 0.8, "top_p": 0.9, "top_k": 50}
@@ -139,7 +134,7 @@ def test_an_eval_gets_the_samples_of_generate(
         prompt_logprobs=2,
         **settings,
     )
-    llm = LLM(str(directory), memory="32MiB")
+    llm = LLM(str(checkpoint), memory="32MiB")
     llm.tokenizer.chat_template = TEMPLATE
     params = SamplingParams(n=6, seed=5, stop=["q"], logprobs=3, **settings)
     want = llm.generate([user_messages(question) for question in QUESTIONS], params)
@@ -175,7 +170,7 @@ def test_an_eval_gets_the_samples_of_generate(
 
 
 def test_calls_at_the_same_time_share_steps_and_prompts(
-    model: Model, directory: Path, tmp_path: Path
+    model: Model, checkpoint: Path, tmp_path: Path
 ) -> None:
     task = Task([Sample(QUESTIONS[0])])
     log = run(task, model, tmp_path, epochs=100, max_tokens=16)
@@ -184,7 +179,7 @@ def test_calls_at_the_same_time_share_steps_and_prompts(
     assert usage.peak_rows > 20
     assert usage.decode_steps < 100 * 15 / 4
     assert usage.prompt_tokens_computed < 40
-    llm = LLM(str(directory), memory="32MiB")
+    llm = LLM(str(checkpoint), memory="32MiB")
     llm.tokenizer.chat_template = TEMPLATE
     want = llm.generate([user_messages(QUESTIONS[0])], SamplingParams(n=100, max_tokens=16))[0]
     got = [text for found in texts(log).values() for text in found]
@@ -255,9 +250,9 @@ def test_a_model_that_would_answer_is_made_to_call(tmp_path: Path) -> None:
 
 
 def test_what_the_checkpoint_recommends_holds_where_nobody_says(
-    directory: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(directory, tmp_path / "model")
+    shutil.copytree(checkpoint, tmp_path / "model")
     file = tmp_path / "model" / "generation_config.json"
     file.write_text(json.dumps({"do_sample": True, "temperature": 0.3, "top_k": 4}))
     for arguments, want in (({}, (0.3, 4)), ({"sampling": "neutral"}, (1.0, 0))):
@@ -329,23 +324,23 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
     asyncio.run(refused())
 
 
-def test_a_model_that_cannot_be_loaded_is_a_clear_error(directory: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_a_clear_error(checkpoint: Path) -> None:
     with pytest.raises(PrerequisiteError, match="no/such/model"):
         get_model("treegen//no/such/model", memoize=False)
     with pytest.raises(PrerequisiteError, match="tool_format must be one of"):
         get_model("treegen//no/such/model", memoize=False, tool_format="xml")  # before it is loaded
     with pytest.raises(PrerequisiteError, match="wings"):
-        loaded(directory, wings=2)
+        loaded(checkpoint, wings=2)
     with pytest.raises(PrerequisiteError, match="base_url"):
-        get_model(f"treegen/{directory}", base_url="http://x", memoize=False)
+        get_model(f"treegen/{checkpoint}", base_url="http://x", memoize=False)
     with pytest.raises(PrerequisiteError, match="must be a template or the path of a file"):
-        loaded(directory, chat_template="no/such.jinja")
+        loaded(checkpoint, chat_template="no/such.jinja")
     with pytest.raises(PrerequisiteError, match="chat_template_kwargs"):
-        loaded(directory, chat_template_kwargs="thinking")
+        loaded(checkpoint, chat_template_kwargs="thinking")
 
 
-def test_thoughts_have_a_budget(directory: Path) -> None:
-    with loaded(directory, chat_template=TEMPLATE + "<think>{# </think> #}") as model:
+def test_thoughts_have_a_budget(checkpoint: Path) -> None:
+    with loaded(checkpoint, chat_template=TEMPLATE + "<think>{# </think> #}") as model:
         config = GenerateConfig(seed=1, max_tokens=30, reasoning_tokens=4)
         output = asyncio.run(model.generate("Ann", config=config))
         llm = api_of(model)._served.llm
@@ -368,13 +363,13 @@ def test_thoughts_are_told_apart_and_come_back() -> None:
     ]
 
 
-def test_messages_name_model_arguments_as_inspect_takes_them(directory: Path) -> None:
+def test_messages_name_model_arguments_as_inspect_takes_them(checkpoint: Path) -> None:
     with (
-        loaded(directory, chat_template=None) as model,
+        loaded(checkpoint, chat_template=None) as model,
         pytest.raises(InputError, match="load the model with -M chat_template=TEMPLATE, use a"),
     ):
         asyncio.run(model.generate("Hello"))
     with pytest.raises(PrerequisiteError, match="-M sampling must be recommended or neutral"):
-        loaded(directory, sampling="best")
+        loaded(checkpoint, sampling="best")
     with pytest.raises(PrerequisiteError, match="did you mean -M memory="):
-        loaded(directory, memroy="1GiB")
+        loaded(checkpoint, memroy="1GiB")

@@ -11,28 +11,21 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pytest
+import worlds
+from worlds import bash, call
 
 from treegen.errors import CapacityError, InputError, StoppedError, WorldError
 from treegen.evals.problem import Problem
-from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.protocol import Observation
 
-if TYPE_CHECKING:
-    from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
+pytest.importorskip("inspect_ai")
+from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
-    from treegen.integrations.inspect_ai import world as inspect_world
-    from treegen.integrations.inspect_ai.environment import InspectEnvironment
-    from treegen.integrations.inspect_ai.world import InspectWorld
-else:
-    pytest.importorskip("inspect_ai")
-    from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
-
-    from treegen.integrations.inspect_ai import world as inspect_world
-    from treegen.integrations.inspect_ai.environment import InspectEnvironment
-    from treegen.integrations.inspect_ai.world import InspectWorld
+from treegen.integrations.inspect_ai import world as inspect_world
+from treegen.integrations.inspect_ai.environment import InspectEnvironment
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 T = TypeVar("T")
@@ -45,26 +38,10 @@ def use(
     body: Callable[[InspectEnvironment], Awaitable[T]], sandbox: Any = "local", **options: Any
 ) -> T:
     """Run a coroutine with an environment, and close it."""
-
-    async def run() -> T:
-        environment = InspectEnvironment(sandbox, allow_code_execution=True, **options)
-        try:
-            return await body(environment)
-        finally:
-            await environment.close()
-
     try:
-        return asyncio.run(run())
+        return worlds.use(InspectEnvironment(sandbox, allow_code_execution=True, **options), body)
     finally:
         gc.collect()  # of pipes to commands that Inspect ended and left open
-
-
-async def call(world: InspectWorld, tool: str, **arguments: Any) -> Observation:
-    return await world.run(ToolCall(tool, arguments))
-
-
-async def bash(world: InspectWorld, command: str) -> Observation:
-    return await call(world, "bash", command=command)
 
 
 @pytest.fixture

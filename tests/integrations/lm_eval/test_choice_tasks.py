@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command, build_checkpoint, samples_of
+from cli_cases import Command, samples_of, write_jsonl
+from lm_eval_kinds import folder as folder
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
 
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 from lm_eval_tasks import definition  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("no_environment")
 
 Row = dict[str, Any]
 WORDS = [
@@ -98,16 +101,6 @@ TASKS: dict[str, tuple[Callable[[random.Random], Row], str, str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("model"))
-
-
-def write(path: Path, rows: list[Row]) -> Path:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def lm_eval_scores(folder: Path, name: str, data: Path, train: Path, shots: int, model: Any) -> Any:
     """What lm-eval's own task makes of the data, by its model `hf`."""
     _, included, split = TASKS[name]
@@ -145,8 +138,8 @@ def compare(
     """Requests, log-likelihoods, choices and scores are those of lm-eval's task."""
     make, _, _ = TASKS[name]
     rng = random.Random(f"{name} {num}")
-    data = write(folder / "data.jsonl", [make(rng) for _ in range(num)])
-    train = write(folder / "train.jsonl", [make(rng) for _ in range(4)])
+    data = write_jsonl(folder / "data.jsonl", [make(rng) for _ in range(num)])
+    train = write_jsonl(folder / "train.jsonl", [make(rng) for _ in range(4)])
     model = HFLM(pretrained=str(checkpoint), dtype="float32", device="cpu", batch_size=32)
     want = lm_eval_scores(folder, name, data, train, shots, model)
     out = folder / "run"
@@ -179,30 +172,17 @@ def ids_of(data: Path, name: str) -> list[str]:
     return [row.get("id", f"{name}-{number}") for number, row in enumerate(rows)]
 
 
-@pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval asks pip and other commands about the machine, which takes seconds."""
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_choices_and_scores_are_those_of_lm_eval(
-    name: str, checkpoint: Path, tmp_path: Path, command: Command
+    name: str, tiny: Path, tmp_path: Path, treegen: Command
 ) -> None:
-    compare(
-        name, 24, 2 if name in ("winogrande", "hellaswag") else 0, checkpoint, tmp_path, command
-    )
+    compare(name, 24, 2 if name in ("winogrande", "hellaswag") else 0, tiny, tmp_path, treegen)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("shots", [0, 3])
 @pytest.mark.parametrize("name", TASKS)
 def test_a_thousand_questions_are_scored_as_by_lm_eval(
-    name: str, shots: int, checkpoint: Path, tmp_path: Path, command: Command
+    name: str, shots: int, tiny: Path, tmp_path: Path, treegen: Command
 ) -> None:
-    compare(name, 1000, shots, checkpoint, tmp_path, command)
+    compare(name, 1000, shots, tiny, tmp_path, treegen)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_cases import Command, build_checkpoint
+from cli_cases import Command, build_checkpoint, write_jsonl
+from lm_eval_kinds import folder as folder
 from report_cases import make_run
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
 
-import lm_eval_kinds  # noqa: E402
 from lm_eval.loggers import EvaluationTracker  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 from lm_eval.utils import get_file_task_name, make_table  # noqa: E402
@@ -26,11 +26,6 @@ from treegen.report.exchange import export_run, import_log  # noqa: E402
 from treegen.report.lm_eval_documents import describe_document, dump_document  # noqa: E402
 
 GENERATED, CHOSEN = "local_triviaqa", "local_arc_easy"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lm_eval_kinds.write_kinds(tmp_path_factory.mktemp("tasks"))
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +216,7 @@ def test_logs_of_other_documents_are_not_compared(
         changed = tmp_path / f"changed-{name}"
         changed.mkdir()
         (changed / results.name).write_text(results.read_text())
-        (changed / file).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        write_jsonl(changed / file, rows)
         (log,) = import_log(changed, tmp_path / name, tasks=[name])
         run = treegen.open_run(runs[name][0], allow_task_code=True)
         with pytest.raises(InputError, match="have the same ids but different content"):

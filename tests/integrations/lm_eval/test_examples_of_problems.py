@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_cases import write_jsonl
 
 import treegen
 from treegen import LLM
@@ -22,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     for split in ("train", "validation", "test"):
         rows = [{"q": f"{split} {at}?", "a": f" {at}"} for at in range(5)]
-        (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        write_jsonl(folder / f"{split}.jsonl", rows)
     variants: dict[str, dict[str, Any]] = {
         "test_alone": {"test_split": "test"},
         "test_by_name": {"test_split": "test", "fewshot_split": "test"},  # it takes the problem out

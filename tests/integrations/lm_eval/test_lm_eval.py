@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import lm_eval_tasks
 import pytest
 import tiny_models
 import torch
+from lm_eval_kinds import folder as folder
 
 from treegen import LLM, Node, from_module
 from treegen.demo import model_path
@@ -33,18 +35,14 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from treegen.integrations.lm_eval import TreegenLM  # noqa: E402
 from treegen.integrations.lm_eval.__main__ import main  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("no_environment")
+
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('none') }}{% endif %}"
     "[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 MEMORY = "64MiB"
-
-
-@pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval asks pip and other commands about the machine, which takes seconds."""
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
 
 
 @pytest.fixture(scope="module")
@@ -579,17 +577,11 @@ def results_of(output: Path) -> tuple[dict[str, Any], list[Any]]:
 def test_a_killed_command_goes_on_from_its_journal(tmp_path: Path) -> None:
     drawn = lm_eval_tasks.write_tasks(tmp_path / "tasks", limit=2)
     kept = tmp_path / "kept"
-    arguments: list[object] = [
-        "--model_args",
-        f"pretrained=demo,dtype=float32,check=False,cache={kept}",
-        "--device",
-        "cpu",
-        "--tasks",
-        "local_gsm8k_cot_self_consistency,local_mmlu",
-        "--log_samples",
-        "--gen_kwargs",
-        "temperature=1.0,max_gen_toks=60",
-    ]
+    arguments = shlex.split(
+        f"--model_args pretrained=demo,dtype=float32,check=False,cache={kept} --device cpu"
+        " --tasks local_gsm8k_cot_self_consistency,local_mmlu --log_samples"
+        " --gen_kwargs temperature=1.0,max_gen_toks=60"
+    )
     lines = command(drawn, *arguments, "--output_path", tmp_path / "first")
     process = subprocess.Popen(
         lines, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

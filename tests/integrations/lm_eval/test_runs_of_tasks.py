@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_cases import build_checkpoint, samples_of
+from lm_eval_kinds import folder as folder
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
 
@@ -30,11 +31,6 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_checkpoint(tmp_path_factory.mktemp("model"), context=CONTEXT)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lm_eval_kinds.write_kinds(tmp_path_factory.mktemp("tasks"))
 
 
 @pytest.fixture(scope="module")

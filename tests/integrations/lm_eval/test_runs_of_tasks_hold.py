@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -104,25 +105,10 @@ def test_a_run_that_is_killed_twenty_times_ends_the_same(
 ) -> None:
     command = [
         sys.executable,
-        "-m",
-        "treegen",
-        "eval",
-        "lm-eval:local_gsm8k",
-        "--include-path",
-        str(folder),
-        "--model",
-        str(checkpoint),
-        "--dtype",
-        "float32",
-        "--device",
-        "cpu",
-        "-n",
-        "200",
-        "--temperature",
-        "1",
-        "--max-rows",
-        "8",
-        "--quiet",
+        *shlex.split(
+            f"-m treegen eval lm-eval:local_gsm8k --include-path {folder} --model {checkpoint}"
+            " --dtype float32 --device cpu -n 200 --temperature 1 --max-rows 8 --quiet"
+        ),
     ]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, "-o", str(whole)], check=True, capture_output=True)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from cli_cases import assert_same_samples, build_checkpoint, samples_of
 from click.testing import CliRunner
+from lm_eval_kinds import folder as folder
 
 pytest.importorskip("lm_eval", "0.4")
 
-import lm_eval_kinds
 
 import treegen
 from treegen import LLM, Cluster
@@ -33,11 +33,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(checkpoint: Path) -> Iterator[LLM]:
     with LLM(str(checkpoint), check=False, **OPTIONS) as loaded:
         yield loaded
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lm_eval_kinds.write_kinds(tmp_path_factory.mktemp("tasks"))
 
 
 @pytest.fixture(scope="module")

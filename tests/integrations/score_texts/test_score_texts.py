@@ -11,8 +11,7 @@ import datasets
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from cli_cases import Command
-from tiny_models import save_tiny_model
+from cli_cases import Command, write_jsonl
 
 from treegen import LLM
 from treegen.errors import DataError, InputError, RunError
@@ -29,22 +28,12 @@ LINES: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(scope="module")
 def llm(checkpoint: Path) -> LLM:
     return load(checkpoint)
 
 
 def load(path: Path) -> LLM:
     return LLM(str(path), check=False, device="cpu", dtype="float32", memory="8MiB")
-
-
-def written(path: Path, lines: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return path
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -75,7 +64,7 @@ def check(folder: Path, llm: LLM, lines: list[dict[str, Any]], top: int) -> None
 
 @pytest.mark.parametrize("top", [0, 3])
 def test_columns_have_what_score_says(llm: LLM, tmp_path: Path, top: int) -> None:
-    path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
+    path, out = write_jsonl(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
     parts = list(score_texts(llm, path, out, top=top, part=70))
     assert len(parts) > 2 and parts[-1].texts == len(LINES)
     assert parts[-1].tokens == sum(len(row["tokens"]) for row in rows_of(out))
@@ -83,7 +72,7 @@ def test_columns_have_what_score_says(llm: LLM, tmp_path: Path, top: int) -> Non
 
 
 def test_a_prompt_is_computed_once(llm: LLM, tmp_path: Path) -> None:
-    path = written(tmp_path / "texts.jsonl", LINES[:9])
+    path = write_jsonl(tmp_path / "texts.jsonl", LINES[:9])
     (done,) = score_texts(llm, path, tmp_path / "out", top=2)
     prompt = len(llm.tokenizer(PROMPT)["input_ids"])
     # The last token of a text needs not be computed, nor what texts have in common.
@@ -91,7 +80,7 @@ def test_a_prompt_is_computed_once(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_a_call_that_was_stopped_goes_on_and_takes_further_lines(llm: LLM, tmp_path: Path) -> None:
-    path, out = written(tmp_path / "texts.jsonl", LINES[:12]), tmp_path / "out"
+    path, out = write_jsonl(tmp_path / "texts.jsonl", LINES[:12]), tmp_path / "out"
     for _ in range(20):
         going = score_texts(llm, path, out, top=2, part=40)
         first = next(going)
@@ -102,7 +91,7 @@ def test_a_call_that_was_stopped_goes_on_and_takes_further_lines(llm: LLM, tmp_p
     before = {each: each.read_bytes() for each in out.glob("*.parquet")}
     assert len(before) > 3
     assert list(score_texts(llm, path, out, top=2)) == [Progress(12, first.tokens, 0)]
-    written(path, LINES)
+    write_jsonl(path, LINES)
     *_, last = score_texts(llm, path, out, top=2)
     assert last.texts == len(LINES)
     assert all(each.read_bytes() == data for each, data in before.items())
@@ -110,25 +99,25 @@ def test_a_call_that_was_stopped_goes_on_and_takes_further_lines(llm: LLM, tmp_p
 
 
 def test_lines_can_be_added_after_a_last_one_without_a_line_break(llm: LLM, tmp_path: Path) -> None:
-    path, out = written(tmp_path / "texts.jsonl", LINES[:3]), tmp_path / "out"
+    path, out = write_jsonl(tmp_path / "texts.jsonl", LINES[:3]), tmp_path / "out"
     path.write_text(path.read_text().rstrip())
     list(score_texts(llm, path, out, top=2))
-    written(path, LINES[:5])
+    write_jsonl(path, LINES[:5])
     list(score_texts(llm, path, out, top=2))
     check(out, llm, LINES[:5], 2)
 
 
 def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None:
-    path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
+    path, out = write_jsonl(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
     list(score_texts(llm, path, out, top=2, part=40))
     with pytest.raises(
         RunError, match="scores that were made with a different top; choose another folder"
     ):
         next(score_texts(llm, path, out, top=3))
-    written(path, [{"text": "other"}, *LINES[1:]])
+    write_jsonl(path, [{"text": "other"}, *LINES[1:]])
     with pytest.raises(RunError, match="scores of texts that are not the first"):
         next(score_texts(llm, path, out, top=2))
-    written(path, LINES)
+    write_jsonl(path, LINES)
     first, second, *_ = sorted(out.glob("*.parquet"))
     corrupt = first.read_bytes()
     first.write_bytes(corrupt[: len(corrupt) // 2])
@@ -158,7 +147,7 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
 def test_a_file_that_says_something_else_of_itself_is_refused(
     llm: LLM, tmp_path: Path, meta: Any
 ) -> None:
-    path, out = written(tmp_path / "texts.jsonl", LINES[:2]), tmp_path / "out"
+    path, out = write_jsonl(tmp_path / "texts.jsonl", LINES[:2]), tmp_path / "out"
     list(score_texts(llm, path, out, top=2, part=1))
     first, _ = sorted(out.glob("*.parquet"))
     table = pq.read_table(first).replace_schema_metadata({"treegen": json.dumps(meta)})
@@ -169,7 +158,7 @@ def test_a_file_that_says_something_else_of_itself_is_refused(
 
 @pytest.mark.timeout(60)
 def test_a_pipe_in_the_place_of_columns_is_not_waited_for(llm: LLM, tmp_path: Path) -> None:
-    path, out = written(tmp_path / "texts.jsonl", LINES[:2]), tmp_path / "out"
+    path, out = write_jsonl(tmp_path / "texts.jsonl", LINES[:2]), tmp_path / "out"
     list(score_texts(llm, path, out, top=2))
     (first,) = out.glob("*.parquet")
     first.unlink()
@@ -179,10 +168,10 @@ def test_a_pipe_in_the_place_of_columns_is_not_waited_for(llm: LLM, tmp_path: Pa
 
 
 def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) -> None:
-    path, out = written(tmp_path / "texts.jsonl", [{"text": ""}]), tmp_path / "out"
+    path, out = write_jsonl(tmp_path / "texts.jsonl", [{"text": ""}]), tmp_path / "out"
     with pytest.raises(InputError):
         next(score_texts(llm, path, out, top=3))
-    written(path, LINES)
+    write_jsonl(path, LINES)
     list(score_texts(llm, path, out, top=2))
     check(out, llm, LINES, 2)
     (out / "settings.json").unlink()
@@ -231,7 +220,7 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
 def test_the_command_writes_what_datasets_can_read(
     checkpoint: Path, tmp_path: Path, treegen: Command
 ) -> None:
-    path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
+    path, out = write_jsonl(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
     arguments = ["score-texts", str(path), "--model", str(checkpoint), "--top", "4", "-o", str(out)]
     result = treegen(*arguments, "--dtype", "float32", "--memory", "8MiB")
     assert result.code == 0, result.err

@@ -5,35 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from latent_cases import TRUNK, load
 from serving import KEY, TEMPLATE, Running, listening
 from tiny_models import save_tiny_model
+from tool_schemas import tool
 
 from treegen import LLM, SamplingParams
 from treegen.prompts.replies.formats import TOOL_FORMATS
 
-if TYPE_CHECKING:
-    import openai
-else:
-    openai = pytest.importorskip("openai")
+pytest.importorskip("openai")
+import openai
 
 pytest.importorskip("llguidance")
 
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"x": {"enum": [1, 20]}},
-            "required": ["x"],
-            "additionalProperties": False,
-        },
-    },
-}
+_TOOL = tool("add", {"x": {"enum": [1, 20]}}, required=["x"], additionalProperties=False)
 
 
 def _loaded(path: Path) -> LLM:

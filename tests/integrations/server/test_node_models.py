@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from image_cases import url_of
 from serving import KEY, TEMPLATE, listening
 from small_searches import save_tiny_verifier
 from tiny_images import picture, save_tiny_vision_model
@@ -55,21 +54,18 @@ def test_nodes_of_recurrent_models_are_those_of_a_session(tmp_path: Path, family
         client.http.close()
 
 
-def url(image: Any) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
 def test_nodes_take_images(tmp_path: Path) -> None:
     save_tiny_vision_model(tmp_path, "qwen2_vl", seed=1)
     llm, reference = (
         LLM(str(tmp_path), images=True, device="cpu", memory="16MiB") for _ in range(2)
     )
     image, other = picture(3), picture(4, 30, 50)
-    sent = [{"type": "text", "text": "Look: "}, {"type": "image_url", "image_url": url(image)}]
-    parts: list[Any] = [{"type": "image", "image": url(other)}, {"type": "text", "text": " is it."}]
-    parts_sent = [{"type": "image_url", "image_url": {"url": url(other)}}, parts[1]]
+    sent = [{"type": "text", "text": "Look: "}, {"type": "image_url", "image_url": url_of(image)}]
+    parts: list[Any] = [
+        {"type": "image", "image": url_of(other)},
+        {"type": "text", "text": " is it."},
+    ]
+    parts_sent = [{"type": "image_url", "image_url": {"url": url_of(other)}}, parts[1]]
     messages = [{"role": "user", "content": sent}]
     params = SamplingParams(seed=5, max_tokens=5, ignore_eos=True)
     with (
@@ -79,7 +75,7 @@ def test_nodes_take_images(tmp_path: Path) -> None:
         client = NodeClient(running.url, KEY)
         given = {"seed": 5, "name": "p", "params": {"max_tokens": 5, "ignore_eos": True}}
         result = client.post("/v1/nodes", {"messages": messages, **given})
-        local = [{"role": "user", "content": [sent[0], {"type": "image", "image": url(image)}]}]
+        local = [{"role": "user", "content": [sent[0], {"type": "image", "image": url_of(image)}]}]
         root, made = session.root(local, name="p"), result["node"]
         (node,), (child,) = client.sample(made), session.sample({root: 1})[root]
         check_same([node], [child])

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from serving import HTTP, KEY, TEMPLATE, Running, draining, listening
@@ -25,18 +25,13 @@ from treegen.search.reward import load_verifier
 from treegen.search.tree.records import SearchTree
 from treegen.tasks.chat import ChatSearches
 
-if TYPE_CHECKING:
-    import httpx2
-    import openai
+pytest.importorskip("openai")
+import httpx2
+import openai
 
-    from treegen.integrations.client.searches import SearchThread
-    from treegen.integrations.server.search import SearchService
-    from treegen.integrations.server.search_requests import SearchLimits
-else:
-    openai, httpx2 = map(pytest.importorskip, ("openai", "httpx2"))
-    SearchLimits = pytest.importorskip("treegen.integrations.server.search_requests").SearchLimits
-    SearchService = pytest.importorskip("treegen.integrations.server.search").SearchService
-    SearchThread = pytest.importorskip("treegen.integrations.client.searches").SearchThread
+from treegen.integrations.client.searches import SearchThread
+from treegen.integrations.server.search import SearchService
+from treegen.integrations.server.search_requests import SearchLimits
 
 CHAT: Any = [{"role": "user", "content": "Tom has 3 apples and buys 5 more. How many has he?"}]
 LIMITS = SearchLimits(max_searches=2, max_search_tokens=1_000, max_search_seconds=60)

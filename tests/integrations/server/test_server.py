@@ -11,36 +11,25 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from serving import HTTP, KEY, TEMPLATE, Running, draining, listening
 from tool_model import CALL, QUESTION, save_tool_model
+from tool_schemas import ADD, tool
 
 from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
 from treegen.demo import model_path
 from treegen.prompts.replies.formats import TOOL_FORMATS
 
-if TYPE_CHECKING:
-    from pathlib import Path
+pytest.importorskip("openai")
+import openai
 
-    import httpx2
-    import openai
-    import uvicorn
-
-    from treegen.integrations.server.app import Server
-    from treegen.integrations.server.errors import for_client
-    from treegen.integrations.server.run import _GracefulServer, config_of, serve
-    from treegen.integrations.server.sockets import bind_socket, prepare_to_listen
-else:
-    openai, uvicorn, httpx2 = map(pytest.importorskip, ("openai", "uvicorn", "httpx2"))
-    pytest.importorskip("prometheus_client")
-    Server = pytest.importorskip("treegen.integrations.server.app").Server
-    for_client = pytest.importorskip("treegen.integrations.server.errors").for_client
-    run = pytest.importorskip("treegen.integrations.server.run")
-    config_of, serve, _GracefulServer = run.config_of, run.serve, run._GracefulServer
-    sockets = pytest.importorskip("treegen.integrations.server.sockets")
-    bind_socket, prepare_to_listen = sockets.bind_socket, sockets.prepare_to_listen
+from treegen.integrations.server.app import Server
+from treegen.integrations.server.errors import for_client
+from treegen.integrations.server.run import _GracefulServer, config_of, serve
+from treegen.integrations.server.sockets import bind_socket, prepare_to_listen
 
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:"
 CHAT = [{"role": "user", "content": "Tom has 3 apples"}]
@@ -365,23 +354,13 @@ def test_a_stream_with_tools_adds_up_to_the_whole(client: openai.OpenAI) -> None
 
 @pytest.mark.parametrize("writer", ["qwen3_coder", "mistral"])
 def test_tool_calls_are_found_whole_and_in_streams(tmp_path: Path, writer: str) -> None:
-    tool = {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "parameters": {
-                "type": "object",
-                "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
-            },
-        },
-    }
     llm = LLM(str(save_tool_model(tmp_path / "model", writer)), memory="32MiB", dtype="float32")
     options: dict[str, Any] = {
         "model": "demo",
         "messages": [{"role": "user", "content": QUESTION}],
         "temperature": 0,
         "max_tokens": 120,
-        "tools": [tool],
+        "tools": ADD,
     }
     with (
         listening(llm) as running,
@@ -406,17 +385,12 @@ def test_a_model_is_made_to_call_a_tool(
     running: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The demo model has never seen a tool: without a grammar it calls none."""
-    schema = {
-        "type": "object",
-        "required": ["x"],
-        "additionalProperties": False,
-        "properties": {"x": {"enum": [1, 20, 300]}, "is_big": {"type": "boolean"}},
-    }
+    properties = {"x": {"enum": [1, 20, 300]}, "is_big": {"type": "boolean"}}
     monkeypatch.setattr(running.served.replies, "format", TOOL_FORMATS["hermes"])
     monkeypatch.setattr(running.served.replies, "_is_warned", True)
     names = ("add", 'say "hi"')
     tools: list[Any] = [
-        {"type": "function", "function": {"name": name, "parameters": schema}} for name in names
+        tool(name, properties, required=["x"], additionalProperties=False) for name in names
     ]
     options: dict[str, Any] = {
         "model": "demo",

@@ -14,10 +14,11 @@ from unittest import mock
 
 import pytest
 import torch
+from engine_cases import load
 from serving import HTTP, KEY, TEMPLATE, Running, listening
 from tiny_models import save_tiny_model
 
-from treegen import LLM, AsyncLLM, InputError, SamplingParams
+from treegen import AsyncLLM, InputError, SamplingParams
 from treegen.model.load import load_model
 
 httpx2 = pytest.importorskip("httpx2")
@@ -26,10 +27,6 @@ WeightUpdater = pytest.importorskip("treegen.integrations.server.weights").Weigh
 
 PROMPT = "Q: Ann has 3 apples and Bob 14."
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-
-
-def load(path: Path) -> LLM:
-    return LLM(str(path), check=False, device="cpu", memory="8MiB")
 
 
 @pytest.fixture(scope="module")

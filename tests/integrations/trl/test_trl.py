@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import config_of, save_tiny_model, spread_weights, tiny_tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from tiny_models import save_tiny_model, tiny_module, tiny_tokenizer
+from transformers import PreTrainedModel
 
 from treegen import LLM, InputError, SamplingParams, from_module
 from treegen.integrations.trl import RolloutResult, Rollouts, WeightTransfer, rollout, tree_of
@@ -19,12 +19,6 @@ trl = pytest.importorskip("trl.trainer", reason="needs trl")
 datasets = pytest.importorskip("datasets")
 
 PROMPTS = ["Ann has 3 apples", "Ann has 14 apples and Bob", "Question:", "Answer: They"]
-
-
-def tiny_module(seed: int = 0, family: str = "llama", **settings: Any) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config_of(family, **settings))
-    spread_weights(model, seed)
-    return model
 
 
 def state_of(module: torch.nn.Module) -> list[Any]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tiny_models import tiny_tokenizer
 from transformers import TrainerCallback
-from trl_trainers import PROMPTS, SETTINGS, Replayed, make_trainer, tiny_module, train
+from trl_trainers import PROMPTS, SETTINGS, Replayed, make_trainer, stored_module, train
 
 from treegen.errors import InputError, ModelError
 from treegen.integrations.trl import rollout, with_tree_loss
@@ -72,7 +72,7 @@ def test_steps_give_the_weights_of_stock_trl(tmp_path: Path, case: str) -> None:
     kind, family, of_model, settings = CASES[case]
     rollouts, trainers = Replayed(), []
     for trainer_class in (stock_class(kind), with_tree_loss(getattr(trl, f"{kind}Trainer"))):
-        module = tiny_module(tmp_path, family, **of_model)
+        module = stored_module(tmp_path, family, **of_model)
         config = getattr(trl, f"{kind}Config")
         trainer = make_trainer(
             trainer_class, config, module, tmp_path, rollouts.rewind(), **settings
@@ -96,7 +96,7 @@ def test_gradients_with_tied_embeddings_are_those_of_stock_trl(tmp_path: Path) -
     """The steps are those of SGD, because AdamW turns rounding errors of gradients into steps."""
     rollouts, trainers, gradients = Replayed(), [], []
     for trainer_class in (trl.GRPOTrainer, with_tree_loss(trl.GRPOTrainer)):
-        module = tiny_module(tmp_path, tie_word_embeddings=True)
+        module = stored_module(tmp_path, tie_word_embeddings=True)
         how: Any = {"optim": "sgd", "learning_rate": 0.1}
         trainer = make_trainer(
             trainer_class, trl.GRPOConfig, module, tmp_path, rollouts.rewind(), **how
@@ -115,7 +115,7 @@ def test_log_probabilities_of_a_rollout_are_those_of_the_loss(tmp_path: Path) ->
     trainer = make_trainer(
         with_tree_loss(trl.GRPOTrainer),
         trl.GRPOConfig,
-        tiny_module(tmp_path),
+        stored_module(tmp_path),
         tmp_path,
         rollout,
         temperature=0.7,
@@ -160,7 +160,7 @@ def make_sft(folder: Path, trainer_class: Any, **settings: Any) -> Any:
     shared = {name: SETTINGS[name] for name in SETTINGS if "generations" not in name}
     shared.pop("max_completion_length")
     return trainer_class(
-        model=tiny_module(folder),
+        model=stored_module(folder),
         args=trl.SFTConfig(output_dir=str(folder), **{**shared, **settings}),
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tiny_tokenizer(),
@@ -182,7 +182,7 @@ def test_adapters_train_and_dropout_is_refused(tmp_path: Path) -> None:
     for trainer_class in (trl.GRPOTrainer, with_tree_loss(trl.GRPOTrainer)):
         torch.manual_seed(0)
         config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"])
-        module = peft.get_peft_model(tiny_module(tmp_path), config)
+        module = peft.get_peft_model(stored_module(tmp_path), config)
         trainer = make_trainer(
             trainer_class, trl.GRPOConfig, module, tmp_path, rollouts.rewind(), beta=0.1
         )
@@ -190,13 +190,18 @@ def test_adapters_train_and_dropout_is_refused(tmp_path: Path) -> None:
         trainers.append(trainer)
     compare(trainers[1], trainers[0])
     config = peft.LoraConfig(target_modules=["q_proj"], lora_dropout=0.1)
-    module = peft.get_peft_model(tiny_module(tmp_path), config)
+    module = peft.get_peft_model(stored_module(tmp_path), config)
     tree_class = with_tree_loss(trl.GRPOTrainer)
     trainer = make_trainer(tree_class, trl.GRPOConfig, module, tmp_path, rollout)
     with pytest.raises(ModelError, match=r"lora_dropout\.default \(Dropout\) has p 0\.1"):
         trainer.train()
     trainer = make_trainer(
-        tree_class, trl.GRPOConfig, tiny_module(tmp_path), tmp_path, rollout, neftune_noise_alpha=5
+        tree_class,
+        trl.GRPOConfig,
+        stored_module(tmp_path),
+        tmp_path,
+        rollout,
+        neftune_noise_alpha=5,
     )
     with pytest.raises(ModelError, match="neftune_noise_alpha 5"):
         trainer.train()
@@ -210,7 +215,7 @@ def test_what_a_tree_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="remove compute_loss_func and label_smoothing"):
         trainer.train()
     trainer = make_trainer(
-        with_tree_loss(trl.GRPOTrainer), trl.GRPOConfig, tiny_module(tmp_path), tmp_path, rollout
+        with_tree_loss(trl.GRPOTrainer), trl.GRPOConfig, stored_module(tmp_path), tmp_path, rollout
     )
     ids, mask = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 0, 1, 1]])
     forward = trainer._get_per_token_logps_and_entropies

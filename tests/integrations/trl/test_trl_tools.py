@@ -13,7 +13,7 @@ import torch
 from agent_cases import call_text
 from line_world import ENOUGH, QUESTION, TOOLS, Line, as_message, line_environment, save_line_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl_trainers import SETTINGS
+from trl_trainers import SETTINGS, Replayed
 
 from treegen.errors import InputError, WorldError
 from treegen.integrations.trl import RolloutResult, with_tree_loss
@@ -165,24 +165,6 @@ def test_episodes_are_the_chats_that_their_calls_make(path: Path, tmp_path: Path
         assert result.tree.num_tokens < sum(map(len, result["completion_ids"]))
         again = rollout([CHAT] * 12, trainer)  # the next rollout draws other samples
         assert again["completion_ids"] != result["completion_ids"]
-
-
-class Replayed:
-    """A rollout function that plays episodes, and returns the same ones again after `rewind`."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.at = inner, 0
-        self.results: list[RolloutResult] = []
-
-    def rewind(self) -> Replayed:
-        self.at = 0
-        return self
-
-    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        if self.at == len(self.results):
-            self.results.append(self.inner(prompts, trainer))
-        self.at += 1
-        return dict(self.results[self.at - 1])
 
 
 class Disturbed(with_tree_loss(trl.GRPOTrainer)):  # type: ignore[misc]

@@ -5,24 +5,27 @@ Without a GPU run it as `TRITON_INTERPRET=1 pytest tests/ops/attention/test_fp8_
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from attention_cases import Group, make_case, oracle, paged, random_tree
+from attention_cases import (
+    Group,
+    check_attention,
+    make_case,
+    oracle,
+    paged,
+    random_tree,
+    to_device,
+)
+from devices import CUDA, needs_triton
 from torch import Tensor
 
 from treegen.errors import InputError
-from treegen.ops.attention import Level, attend, prepare
+from treegen.ops.attention import attend, prepare
 from treegen.ops.attention.registry import check_reads_fp8
 from treegen.ops.attention.types import FP8
 
-CUDA = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-needs_triton = pytest.mark.skipif(
-    not CUDA and not INTERPRETED, reason="needs a GPU, or TRITON_INTERPRET=1"
-)
 IMPLS = [
     "reference",
     "cpu",
@@ -35,34 +38,16 @@ def rounded(numbers: Tensor) -> Tensor:
     return numbers.float().clamp(-448, 448).to(FP8)
 
 
-def _to(level: Level, device: str) -> Level:
-    names = ("q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")
-    return replace(level, **{name: getattr(level, name).to(device) for name in names})
-
-
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("seed", range(6))
 def test_attention_takes_the_numbers_that_are_stored(impl: str, seed: int) -> None:
     by_triton = impl in ("triton", "invariant")
     device = "cuda" if by_triton and CUDA else "cpu"
     case = make_case(**random_tree(seed, max_depth=5), seed=seed, round_to=FP8)
-    options = {"window": 9, "softcap": 3.0} if seed % 3 == 2 else {}
-    want_out, want_lse = oracle(case, **options)  # type: ignore[arg-type]
-    keys, values, levels = paged(case, FP8)
+    options: dict[str, Any] = {"window": 9, "softcap": 3.0} if seed % 3 == 2 else {}
     kind = torch.float16 if seed % 2 and by_triton else torch.float32
-    out, lse = attend(
-        case.q.to(device, kind),
-        keys.to(device),
-        values.to(device),
-        [_to(level, device) for level in levels],
-        case.positions.to(device),
-        impl=impl,
-        return_lse=True,
-        **options,
-    )  # type: ignore[call-overload]
     bound = 2**-9 if kind == torch.float16 else 2e-4 if impl == "invariant" else 2e-5
-    torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
-    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-3, atol=1e-3)
+    check_attention(case, kind, impl, (bound, 1e-3), device=device, stored=FP8, **options)
 
 
 @pytest.mark.parametrize("impl", ["xformers", "flash", "flash4"])
@@ -112,7 +97,6 @@ def test_the_kernel_writes_the_same() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_trunk_is_still_for_cudnn(dtype: torch.dtype) -> None:
     rows, trunk = 512, 2048  # less is not for cuDNN
@@ -120,7 +104,7 @@ def test_a_trunk_is_still_for_cudnn(dtype: torch.dtype) -> None:
     case = make_case(groups, [trunk + 5] * rows, dims=(64, 64), heads=(8, 2), round_to=FP8)
     want_out, want_lse = oracle(case)
     keys, values, levels = paged(case, FP8, 64, shuffle=False)
-    on_device = [_to(level, "cuda") for level in levels]
+    on_device = [to_device(level, "cuda") for level in levels]
     prepared = prepare(on_device, case.positions.cuda(), "triton")
     out, lse = attend(
         case.q.to("cuda", dtype), keys.cuda(), values.cuda(), prepared, return_lse=True

@@ -6,14 +6,14 @@ interpreter multiplies with numpy, which sums in an order of its own, so only a 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from attention_cases import Group, make_case, oracle, paged, random_tree
+from attention_cases import MIXED, Case, check_attention, make_case, random_tree
+from devices import CUDA, DEVICE, needs_triton
 from torch import Tensor
 
 from treegen.errors import InputError
@@ -24,48 +24,20 @@ try:
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
-CUDA = torch.cuda.is_available()
-pytestmark = pytest.mark.skipif(
-    not CUDA and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1",
-)
-DEVICE = "cuda" if CUDA else "cpu"
+pytestmark = needs_triton
 DTYPES = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
 # Logits are rounded to 2^-14; 16-bit weights are rounded before they are summed.
 TOLERANCE = {torch.float32: (2e-4, 2e-4), torch.bfloat16: (2**-6, 1e-2)}
 
 
-def check(case: Any, dtype: torch.dtype, *, page_size: int = 4, **options: Any) -> None:
-    """Compare out and LSE with the oracle by their worst element; unused slots hold NaN."""
-    want_out, want_lse = oracle(case, **options)
-    keys, values, levels = paged(case, dtype, page_size)
-    if "sinks" in options:
-        options["sinks"] = options["sinks"].to(DEVICE)
-    out, lse = attend(
-        case.q.to(DEVICE, dtype),
-        keys.to(DEVICE),
-        values.to(DEVICE),
-        [on_device(level) for level in levels],
-        case.positions.to(DEVICE),
-        impl="invariant",
-        return_lse=True,
-        **options,
-    )
-    of_out, of_lse = TOLERANCE[dtype]
-    torch.testing.assert_close(out.cpu().double(), want_out, rtol=of_out, atol=of_out)
-    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=of_lse, atol=of_lse)
+def check(case: Case, dtype: torch.dtype, *, page_size: int = 4, **options: Any) -> None:
+    check_attention(case, dtype, "invariant", TOLERANCE[dtype], page_size=page_size, **options)
 
 
 def check_same(a: Tensor, b: Tensor) -> None:
     """Equal to the bit on a GPU."""
     bound = 0.0 if CUDA else 1e-6
     torch.testing.assert_close(a, b, rtol=bound, atol=bound)
-
-
-def on_device(level: Level) -> Level:
-    tensors = (level.q_start_G, level.q_stop_G, level.pages_GP, level.kv_len_G, level.kv_start_G)
-    start, stop, pages, kv_len, kv_start = (tensor.to(DEVICE) for tensor in tensors)
-    return Level(start, stop, pages, kv_len, kv_start, level.causal)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,15 +54,8 @@ def test_ragged_trees(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
 def test_heads_and_causal_spans(heads: tuple[int, int]) -> None:
-    groups = [
-        [Group(0, 20, 33)],
-        [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)],
-    ]
-    positions = [*range(33 + 8, 33 + 20), *range(33, 40), 37]
     for dtype in DTYPES:
-        case = make_case(
-            groups, positions, heads=heads, dims=(48, 32), causal=[False, True], round_to=dtype
-        )
+        case = make_case(*MIXED, heads=heads, dims=(48, 32), causal=[False, True], round_to=dtype)
         check(case, dtype, page_size=16)
 
 

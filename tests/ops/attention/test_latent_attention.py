@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from devices import CUDA, needs_triton
 from torch import Tensor
 
 from treegen.common.spec import LatentSpec
@@ -193,11 +193,6 @@ def test_a_copy_takes_whole_pages() -> None:
         assert form.copy_pages(1, 2) == 2 * expanded // cached_dim + 1
 
 
-CUDA = torch.cuda.is_available()
-needs_triton = pytest.mark.skipif(
-    not CUDA and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1",
-)
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 # The interpreter computes products in bf16 wrongly, so float16 stands in.
 HALF = torch.bfloat16 if CUDA else torch.float16

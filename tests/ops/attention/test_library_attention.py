@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Case, Group, make_case, oracle, paged, random_tree
+from attention_cases import (
+    MIXED,
+    RAGGED,
+    Case,
+    Group,
+    check_attention,
+    make_case,
+    paged,
+    random_tree,
+)
 from torch import Tensor
 
 from treegen.errors import InputError
@@ -74,43 +83,13 @@ def impl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return name
 
 
-def check(case: Case, impl: str, *, page_size: int = 4, **options: Any) -> None:
-    """Compare out and LSE with the oracle by their worst element; unused slots are poisoned."""
-    want_out, want_lse = oracle(case, **options)
-    slow = impl.startswith("slow")
-    device = "cpu" if slow else "cuda"
-    moved_options: dict[str, Any] = {
-        key: value.to(device) if isinstance(value, Tensor) else value
-        for key, value in options.items()
-    }
-    for dtype in [torch.float32] if slow else [torch.float16, torch.bfloat16]:
-        poison = 6e4 if impl == "flash4" else math.nan  # flash4 wants finite values everywhere
-        keys, values, levels = paged(case, dtype, page_size, poison=poison)
-        moved = [
-            replace(
-                level,
-                **{
-                    name: getattr(level, name).to(device)
-                    for name in ("q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")
-                },
-            )
-            for level in levels
-        ]
-        out, lse = attend(
-            case.q.to(device, dtype),
-            keys.to(device),
-            values.to(device),
-            moved,
-            case.positions.to(device),
-            impl=impl,
-            return_lse=True,
-            **moved_options,
-        )
-        assert out.dtype == dtype and lse.dtype == torch.float32
-        bound = TOLERANCE[dtype]
-        torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
+def check(case: Case, impl: str, **options: Any) -> None:
+    is_slow = impl.startswith("slow")
+    options["poison"] = 6e4 if impl == "flash4" else math.nan  # flash4 wants finite values
+    for dtype in [torch.float32] if is_slow else [torch.float16, torch.bfloat16]:
         # Inputs are exact in 16 bits, so that only the products' rounding is left.
-        torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=2e-4, atol=2e-4)
+        bounds = TOLERANCE[dtype], 2e-4
+        check_attention(case, dtype, impl, bounds, device="cpu" if is_slow else "cuda", **options)
 
 
 def case_of(*args: Any, **kwargs: Any) -> Case:
@@ -137,12 +116,7 @@ def test_windows_and_sinks(impl: str, seed: int, kind: str) -> None:
 @pytest.mark.parametrize("impl", KERNELS, indirect=True)
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 def test_head_dimensions(impl: str, dim: int) -> None:
-    groups = [
-        [Group(0, 9, 21)],
-        [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
-        [Group(i, i + 1, 1 + i, 39) for i in range(9)],
-    ]
-    check(case_of(groups, [60] * 9, heads=(6, 2), dims=(dim, dim)), impl, page_size=16)
+    check(case_of(RAGGED, [60] * 9, heads=(6, 2), dims=(dim, dim)), impl, page_size=16)
 
 
 @pytest.mark.parametrize("impl", KERNELS, indirect=True)
@@ -156,12 +130,7 @@ def test_prefill_of_chunks_beside_decoding(
     impl: str, options: dict[str, int], page_size: int
 ) -> None:
     """A chunk that continues an earlier one, a fresh span and a decoding row under one prefix."""
-    groups = [
-        [Group(0, 20, 33)],
-        [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)],
-    ]
-    positions = [*range(33 + 8, 33 + 20), *range(33, 40), 37]
-    case = case_of(groups, positions, causal=[False, True])
+    case = case_of(*MIXED, causal=[False, True])
     check(case, impl, page_size=page_size, **options)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE, needs_triton
 
 from treegen.ops.attention import HostLevel, Items, attend, prepare_host
 from treegen.ops.attention.level import IntArray
@@ -114,13 +114,10 @@ def test_passes_of_a_size_are_cut_alike_while_rows_end() -> None:
     assert len(shapes) == 1
 
 
-@pytest.mark.skipif(
-    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1",
-)
+@needs_triton
 def test_the_kernel_computes_what_the_reference_does() -> None:
     rng = np.random.default_rng(1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(DEVICE)
     for _ in range(12 if device.type == "cuda" else 2):  # the interpreter is slow
         num = int(rng.integers(2, 7))
         rows = rng.integers(1, 9, num)

@@ -5,11 +5,11 @@ Without a GPU run it as `TRITON_INTERPRET=1 pytest tests/ops/attention/test_tree
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
+from devices import CUDA, INTERPRETED, needs_triton
 from torch import Tensor
 from tree_cases import degenerate_trees, random_tree
 
@@ -18,12 +18,8 @@ from treegen.ops.attention.tree import attend_tree
 from treegen.ops.attention.types import AttentionOptions, Window
 from treegen.prompts.rollout_tree import RolloutTree, tree_of
 
-CUDA = torch.cuda.is_available()
-pytestmark = pytest.mark.skipif(
-    not CUDA and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1",
-)
-if CUDA or os.environ.get("TRITON_INTERPRET") == "1":
+pytestmark = needs_triton
+if CUDA or INTERPRETED:
     from treegen.ops.attention.gpu import tree_attend
     from treegen.ops.attention.gpu.tree_attend import TileSizes
 

@@ -14,7 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_cases import Case, Group, make_case, oracle, paged, random_tree
+from attention_cases import (
+    MIXED,
+    RAGGED,
+    Case,
+    Group,
+    check_attention,
+    make_case,
+    oracle,
+    paged,
+    random_tree,
+    to_device,
+)
+from devices import CUDA, DEVICE, needs_triton
 from torch import Tensor
 
 from treegen.common.device import StagingBuffer
@@ -33,42 +45,13 @@ from treegen.ops.attention.gpu.work_units import (
 from treegen.ops.attention.level import HostLevel, to_host
 from treegen.ops.sampling.draw import uniforms
 
-CUDA = torch.cuda.is_available()
-needs_triton = pytest.mark.skipif(
-    not CUDA and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1",
-)
-DEVICE = "cuda" if CUDA else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 
 
-def to_device(level: Level) -> Level:
-    names = ("q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")
-    return replace(level, **{name: getattr(level, name).to(DEVICE) for name in names})
-
-
 def check(case: Case, dtype: torch.dtype, *, page_size: int = 4, **options: Any) -> None:
-    """Compare out and LSE with the oracle by their worst element; unused slots hold NaN."""
-    want_out, want_lse = oracle(case, **options)
-    keys, values, levels = paged(case, dtype, page_size)
-    moved = [to_device(level) for level in levels]
-    if "sinks" in options:
-        options["sinks"] = options["sinks"].to(DEVICE)
-    out, lse = attend(
-        case.q.to(DEVICE, dtype),
-        keys.to(DEVICE),
-        values.to(DEVICE),
-        moved,
-        case.positions.to(DEVICE),
-        impl="triton",
-        return_lse=True,
-        **options,
-    )
-    assert out.dtype == dtype
-    bound = TOLERANCE[dtype]
-    torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
     # 16-bit inputs are exact in the case, so only the products' rounding is left.
-    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-4, atol=1e-4)
+    bounds = TOLERANCE[dtype], 1e-4
+    check_attention(case, dtype, "triton", bounds, page_size=page_size, **options)
 
 
 @needs_triton
@@ -91,14 +74,9 @@ def test_window_cap_and_sinks(seed: int) -> None:
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (6, 2), (4, 1)])
 @pytest.mark.parametrize("dims", [(16, 16), (64, 64), (80, 80), (96, 96), (129, 64), (256, 256)])
 def test_heads_and_dimensions(heads: tuple[int, int], dims: tuple[int, int]) -> None:
-    groups = [
-        [Group(0, 9, 21)],
-        [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
-        [Group(i, i + 1, 1 + i, 39) for i in range(9)],
-    ]
     dtype = torch.bfloat16 if CUDA else torch.float16
     for kind in (torch.float32, dtype):
-        case = make_case(groups, [60] * 9, heads=heads, dims=dims, round_to=kind)
+        case = make_case(RAGGED, [60] * 9, heads=heads, dims=dims, round_to=kind)
         check(case, kind, page_size=16)
 
 
@@ -116,13 +94,8 @@ def test_tall_units_of_wide_heads(dims: tuple[int, int]) -> None:
 @needs_triton
 def test_chunked_causal_prefill_beside_decode() -> None:
     """A chunk that continues an earlier one, a fresh span and a decoding row under one prefix."""
-    groups = [
-        [Group(0, 20, 33)],
-        [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)],
-    ]
-    positions = [*range(33 + 8, 33 + 20), *range(33, 40), 37]
-    check(make_case(groups, positions, causal=[False, True]), torch.float32)
-    check(make_case(groups, positions, causal=[False, True]), torch.float32, window=9)
+    check(make_case(*MIXED, causal=[False, True]), torch.float32)
+    check(make_case(*MIXED, causal=[False, True]), torch.float32, window=9)
 
 
 @needs_triton
@@ -237,7 +210,11 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
         ]
         case = make_case([level for level in groups if level], [longest + 60] * rows, heads=heads)
         keys, values, levels = paged(case, torch.float32, 4)
-        return case, [to_device(level) for level in levels], (keys.to(DEVICE), values.to(DEVICE))
+        return (
+            case,
+            [to_device(level, DEVICE) for level in levels],
+            (keys.to(DEVICE), values.to(DEVICE)),
+        )
 
     def run(state: StaticState, case: Case, levels: list[Level], pool: Any) -> None:
         q = torch.zeros(size, *case.q.shape[1:], device=DEVICE)
@@ -294,7 +271,7 @@ def test_a_long_trunk_is_left_to_the_dense_kernel(
             causal=case.causal[:depth],
         )
         keys_of, values_of, levels = paged(part, torch.bfloat16, 64, shuffle=False)
-        moved = [to_device(level) for level in levels]
+        moved = [to_device(level, DEVICE) for level in levels]
         prepared = prepare(moved, part.positions.to(DEVICE), impl="triton")
         sinks = torch.randn(heads[0]) if depth == 3 else None
         out, lse = attend(
@@ -334,7 +311,7 @@ def test_a_prefill_pass_below_a_long_trunk(
         round_to=torch.bfloat16,
     )
     keys, values, levels = paged(case, torch.bfloat16, 64, shuffle=False)
-    moved = [to_device(level) for level in levels]
+    moved = [to_device(level, DEVICE) for level in levels]
     prepared = prepare(moved, case.positions.to(DEVICE), impl="triton")
     out, lse = attend(
         case.q.to(DEVICE, torch.bfloat16),

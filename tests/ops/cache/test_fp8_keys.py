@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cli_cases import Command
+from devices import DEVICES
 from tiny_models import save_tiny_model
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from treegen.ops.attention.types import FP8
 from treegen.ops.cache.pool import LayerKV, PagedCache, write_kv
 from treegen.prompts.plan.cost_model import Sharing
 
-CUDA = torch.cuda.is_available()
 TREE = Node(
     "Question: Ann has 3 apples and Bob has 14.",
     children=[Node(" How many apples", samples=3), Node(" What do they have together?", samples=4)],
@@ -30,11 +30,9 @@ def _rounded(numbers: Tensor) -> Tensor:
     return numbers.float().clamp(-448, 448).to(FP8)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_what_is_written_is_rounded_and_bounded(device: str, kind: torch.dtype) -> None:
-    if device == "cuda" and not CUDA:
-        pytest.skip("needs a GPU")
     generator = torch.Generator().manual_seed(0)
     spread = torch.logspace(-4, 4, 5)[:, None, None]
     k = (torch.randn(5, 3, 8, generator=generator) * spread).to(device, kind)
@@ -103,7 +101,6 @@ def test_the_model_computes_with_rounded_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="needs a GPU")
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_a_gpu_reads_what_is_stored(family: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, family, dtype=torch.bfloat16)
@@ -117,7 +114,6 @@ def test_a_gpu_reads_what_is_stored(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="needs a GPU")
 def test_reproducible_samples_are_so_with_it() -> None:
     found = []
     ways: list[tuple[Sharing, int]] = [("all", 64), ("off", 64), ("auto", 3)]
@@ -161,18 +157,6 @@ def test_a_loaded_model_and_a_plan_know_it(tmp_path: Path, treegen: Command) -> 
     assert each[0]["model"]["kv_bytes_per_token"] == 4 * each[1]["model"]["kv_bytes_per_token"]
     assert each[1]["num_pages"] > 3.9 * each[0]["num_pages"]
     assert each[1]["model"]["kv_cache_dtype"] == "fp8"
-
-
-def test_a_run_names_it_and_is_continued_so(tmp_path: Path, treegen: Command) -> None:
-    run = tmp_path / "run"
-    arguments = ["gsm8k", "--limit", "1", "-n", "2", "--max-tokens", "4", "--memory", "16MiB", "-q"]
-    assert treegen("eval", *arguments, "--kv-cache-dtype", "fp8", "-o", run).code == 0
-    assert '"kv_cache_dtype": "fp8"' in (run / "run.json").read_text()
-    assert treegen("eval", "--resume", run, "-q").code == 0
-    plain = tmp_path / "plain"
-    assert treegen("eval", *arguments, "-o", plain).code == 0
-    refused = treegen("eval", "--resume", plain, "--kv-cache-dtype", "fp8", "-q")
-    assert refused.code == 2 and "kv_cache_dtype" in refused.err
 
 
 @pytest.mark.parametrize(

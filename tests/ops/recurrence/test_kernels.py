@@ -5,24 +5,15 @@ Without a GPU run it as `TRITON_INTERPRET=1 pytest tests/ops/recurrence/test_ker
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from delta_cases import Case, own_slots
+from devices import CUDA, DEVICE, needs_triton
 from torch import Tensor
 
 from treegen.ops.recurrence import reference
 
-CUDA = torch.cuda.is_available()
-pytestmark = [
-    pytest.mark.skipif(
-        not CUDA and os.environ.get("TRITON_INTERPRET") != "1",
-        reason="needs a GPU, or TRITON_INTERPRET=1",
-    ),
-    *([pytest.mark.gpu] if CUDA else []),
-]
-DEVICE = "cuda" if CUDA else "cpu"
+pytestmark = [needs_triton, *([pytest.mark.gpu] if CUDA else [])]
 Heads = tuple[int, int, int, int]
 # Key heads, value heads, and dims that are powers of two or not, small or not.
 HEADS = [(2, 6, 8, 12), (1, 1, 16, 16), (2, 4, 32, 96)]

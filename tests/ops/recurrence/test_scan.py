@@ -5,22 +5,19 @@ On a GPU, or in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/ops/recur
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from delta_cases import Case
+from devices import CUDA, DEVICE, needs_triton
 from torch import Tensor
 
 from treegen.ops import recurrence
 from treegen.ops.recurrence import DeltaInputs, reference
 
-CUDA = torch.cuda.is_available()
-HAS_KERNELS = CUDA or os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if CUDA else "cpu"
 pytestmark = [pytest.mark.gpu] if CUDA else []
-BY = ["reference", pytest.param("gpu", marks=pytest.mark.skipif(not HAS_KERNELS, reason="no GPU"))]
+BY = ["reference", pytest.param("gpu", marks=needs_triton)]
 Heads = tuple[int, int, int, int]
 RULES: list[tuple[Heads, bool]] = [((2, 6, 8, 12), True), ((2, 6, 8, 12), False)]
 RULES += [((2, 4, 32, 96), True)]
@@ -126,7 +123,7 @@ def test_a_text_begins_with_nothing(by: str) -> None:
     assert torch.equal(got, want)
 
 
-@pytest.mark.skipif(not HAS_KERNELS, reason="no GPU")
+@needs_triton
 @pytest.mark.parametrize(("width", "seen", "has_bias"), [(3, 3, False), (4, 4, True), (5, 4, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_convolutions_of_runs(width: int, seen: int, has_bias: bool, dtype: torch.dtype) -> None:

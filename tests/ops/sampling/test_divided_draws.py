@@ -3,11 +3,11 @@
 Without a GPU run it as `TRITON_INTERPRET=1 pytest tests/ops/sampling/test_divided_draws.py`.
 """
 
-import os
 from typing import Any
 
 import pytest
 import torch
+from devices import DEVICE, needs_triton
 from torch import Tensor
 
 from treegen.common.params import SamplingParams
@@ -15,11 +15,7 @@ from treegen.engine.compute.decode_step import FORCED, NUM_INPUTS, DecodeStep
 from treegen.model.parallel.ranks import Ranks
 from treegen.ops.sampling.batch import SamplingBatch
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1",
-)
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = needs_triton
 ROWS = 12
 
 

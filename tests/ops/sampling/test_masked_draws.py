@@ -5,11 +5,10 @@ The kernels run on a GPU, or without one as `TRITON_INTERPRET=1 pytest tests/ops
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE, needs_triton
 from torch import Tensor
 
 from treegen import SamplingParams
@@ -17,11 +16,6 @@ from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import draw
 from treegen.ops.sampling.logits import Masks
 
-needs_triton = pytest.mark.skipif(
-    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a GPU, or TRITON_INTERPRET=1",
-)
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 14
 
 

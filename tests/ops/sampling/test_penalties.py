@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from fakes import stopping_of
 from penalized import plain, slow_logits
@@ -137,13 +136,6 @@ def test_penalties_are_those_of_transformers(seed: int) -> None:
             for row, text in enumerate(lists)
         ]
         assert penalties.apply(logits, texts).equal(torch.cat(want))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("penalized")
-    tiny_models.save_tiny_model(path, "llama")
-    return path
 
 
 @pytest.mark.parametrize(

@@ -242,11 +242,39 @@ def test_stops_are_a_tuple() -> None:
     assert np.isfinite(SamplingParams().temperature)
 
 
+def check_biased_draws(
+    kinds: list[Bias], params: list[SamplingParams], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of different kinds draw what each draws alone from biased logits.
+
+    Their logprobs are those of the unbiased ones.
+    """
+    size, rows = 40, 60
+    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+    index = torch.arange(rows) % len(kinds)
+    seeds, steps = torch.arange(rows)[:, None] * 977, torch.arange(rows)[:, None] % 6
+    batch = SamplingBatch.of(params, index, kinds)
+    assert not batch.is_plain
+    drawn = draw(logits, seeds, steps, batch)
+    for row in range(rows):
+        kind, biased = kinds[int(index[row])], logits[row].clone()
+        for token, value, until in zip(kind.token, kind.value, kind.until, strict=True):
+            biased[token] += float(value) if int(steps[row]) < until else 0.0
+        if kind.allowed is not None:
+            biased[[token not in kind.allowed for token in range(size)]] = -math.inf
+        one = SamplingBatch.of([params[int(index[row])]], torch.zeros(1, dtype=torch.int64))
+        want = int(draw(biased[None], seeds[row : row + 1], steps[row : row + 1], one).tokens_PN)
+        assert int(drawn.tokens_PN[row]) == want
+        assert kind.allowed is None or want in kind.allowed
+        of_model = float(logits[row].log_softmax(-1)[want])
+        assert float(drawn.logprobs_PN[row]) == pytest.approx(of_model, abs=1e-5)
+    monkeypatch.setattr(sampling, "_MAX_LOGITS", 7 * size)
+    assert torch.equal(draw(logits, seeds, steps, batch).tokens_PN, drawn.tokens_PN)
+
+
 def test_biases_are_added_while_they_hold_and_logprobs_stay_the_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    size, rows = 40, 60
-    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(4))
     kinds = [
         Bias(np.array([3, 5]), np.array([-math.inf, -math.inf], np.float32), np.array([2, 2])),
         Bias(np.array([], np.int64), np.array([], np.float32), np.array([], np.int64)),
@@ -261,29 +289,13 @@ def test_biases_are_added_while_they_hold_and_logprobs_stay_the_models(
         SamplingParams(temperature=0),
         SamplingParams(top_k=9, min_p=0.02),
     ]
-    index = torch.arange(rows) % 3
-    seeds, steps = torch.arange(rows)[:, None] * 977, torch.arange(rows)[:, None] % 6
-    batch = SamplingBatch.of(params, index, kinds)
-    assert not batch.is_plain and SamplingBatch.of(params[1:2], index * 0, kinds[1:2]).is_plain
-    drawn = draw(logits, seeds, steps, batch)
-    for row in range(rows):
-        kind, biased = kinds[int(index[row])], logits[row].clone()
-        for token, value, until in zip(kind.token, kind.value, kind.until, strict=True):
-            biased[token] += float(value) if int(steps[row]) < until else 0.0
-        one = SamplingBatch.of([params[int(index[row])]], torch.zeros(1, dtype=torch.int64))
-        want = draw(biased[None], seeds[row : row + 1], steps[row : row + 1], one).tokens_PN
-        assert int(drawn.tokens_PN[row]) == int(want)
-        unbiased = logits[row].log_softmax(-1)[int(want)]
-        assert float(drawn.logprobs_PN[row]) == pytest.approx(float(unbiased), abs=1e-5)
-    monkeypatch.setattr(sampling, "_MAX_LOGITS", 7 * size)
-    assert torch.equal(draw(logits, seeds, steps, batch).tokens_PN, drawn.tokens_PN)
+    assert SamplingBatch.of(params[1:2], torch.zeros(20, dtype=torch.int64), kinds[1:2]).is_plain
+    check_biased_draws(kinds, params, 4, monkeypatch)
 
 
 def test_only_allowed_tokens_are_drawn_and_logprobs_stay_the_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    size, rows = 40, 60
-    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(5))
     empty = np.array([], np.int64), np.array([], np.float32), np.array([], np.int64)
     kinds = [
         Bias(*empty, allowed=np.array([0, 3, 39])),
@@ -299,25 +311,9 @@ def test_only_allowed_tokens_are_drawn_and_logprobs_stay_the_models(
         SamplingParams(temperature=0),
         SamplingParams(temperature=2.0),
     ]
-    index = torch.arange(rows) % 4
-    seeds, steps = torch.arange(rows)[:, None] * 977, torch.arange(rows)[:, None] % 6
-    batch = SamplingBatch.of(params, index, kinds)
-    assert not SamplingBatch.of(params[3:], index * 0, kinds[3:]).is_plain
-    drawn = draw(logits, seeds, steps, batch)
-    for row in range(rows):
-        kind, limited = kinds[int(index[row])], logits[row].clone()
-        for token, value in zip(kind.token, kind.value, strict=True):
-            limited[token] += float(value)
-        if kind.allowed is not None:
-            limited[[token not in kind.allowed for token in range(size)]] = -math.inf
-        one = SamplingBatch.of([params[int(index[row])]], torch.zeros(1, dtype=torch.int64))
-        want = int(draw(limited[None], seeds[row : row + 1], steps[row : row + 1], one).tokens_PN)
-        assert int(drawn.tokens_PN[row]) == want
-        assert kind.allowed is None or want in kind.allowed
-        of_model = float(logits[row].log_softmax(-1)[want])
-        assert float(drawn.logprobs_PN[row]) == pytest.approx(of_model, abs=1e-5)
-    monkeypatch.setattr(sampling, "_MAX_LOGITS", 7 * size)
-    assert torch.equal(draw(logits, seeds, steps, batch).tokens_PN, drawn.tokens_PN)
+    only = SamplingBatch.of(params[3:], torch.zeros(20, dtype=torch.int64), kinds[3:])
+    assert not only.is_plain
+    check_biased_draws(kinds, params, 5, monkeypatch)
 
 
 @pytest.mark.parametrize(

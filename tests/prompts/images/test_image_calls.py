@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import random
 import re
 import zlib
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from image_cases import image_question
+from image_cases import encode_image, image_question, table_of, url_of
 from PIL import Image
 from tiny_images import picture, save_tiny_vision_model
 from tiny_models import save_tiny_model
@@ -22,7 +21,6 @@ from treegen import LLM, AsyncLLM, InputError, ModelError, Node, SamplingParams,
 from treegen.model.checkpoint.families import IMAGES
 from treegen.prompts.chat_images import render_parts
 from treegen.prompts.images import loading
-from treegen.prompts.images.table import ImageTable
 from treegen.prompts.tokens import TAIL, append_text
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
@@ -38,39 +36,23 @@ def _llm(directory: Path) -> LLM:
     return LLM(str(directory), images=True, device="cpu", memory="16MiB")
 
 
-def png(image: Image.Image, kind: str = "PNG", **how: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **how)
-    return buffer.getvalue()
-
-
-def url(image: Image.Image) -> str:
-    return "data:image/png;base64," + base64.b64encode(png(image)).decode()
-
-
-def table_of(llm: LLM) -> ImageTable:
-    table = llm.images
-    assert table is not None
-    return table
-
-
 def test_one_image_in_every_form_is_one_image(llm: LLM, tmp_path: Path) -> None:
     image = picture(11)
     file = tmp_path / "a picture.png"
-    file.write_bytes(png(image))
+    file.write_bytes(encode_image(image))
     forms = [
         image_question(image),
-        image_question(png(image)),
+        image_question(encode_image(image)),
         image_question(file),
         image_question(str(file)),
-        image_question(url(image)),
+        image_question(url_of(image)),
         image_question(file.as_uri()),
         image_question(str(file), kind="path"),
-        image_question(url(image), kind="url"),
-        image_question(base64.b64encode(png(image)).decode(), kind="base64"),
+        image_question(url_of(image), kind="url"),
+        image_question(base64.b64encode(encode_image(image)).decode(), kind="base64"),
     ]
-    openai = image_question(url(image))
-    openai[0]["content"][0] = {"type": "image_url", "image_url": {"url": url(image)}}
+    openai = image_question(url_of(image))
+    openai[0]["content"][0] = {"type": "image_url", "image_url": {"url": url_of(image)}}
     before = llm.engine.encoder_cache.num_encoded if llm.engine.encoder_cache else 0
     texts = [c.token_ids for (c,) in llm.chat([*forms, openai], GREEDY)]
     assert len(set(texts)) == 1
@@ -266,7 +248,7 @@ def test_a_file_that_changes_is_another_image(directory: Path, tmp_path: Path) -
     file = tmp_path / "a.png"
 
     async def sample(served: AsyncLLM, seed: int) -> list[int]:
-        file.write_bytes(png(picture(seed)))
+        file.write_bytes(encode_image(picture(seed)))
         (tokens,), _ = await served.generate([image_question(str(file))], GREEDY)
         return list(tokens)
 
@@ -286,13 +268,13 @@ def test_the_server_takes_data_urls_alone(llm: LLM) -> None:
             {
                 "role": "user",
                 "content": [
-                    {"type": "image_url", "image_url": {"url": url(picture(1))}},
+                    {"type": "image_url", "image_url": {"url": url_of(picture(1))}},
                     {"type": "text", "text": "What?"},
                 ],
             }
         ]
     }
-    assert asks.read_message(body["messages"][0]) == image_question(url(picture(1)))[0]
+    assert asks.read_message(body["messages"][0]) == image_question(url_of(picture(1)))[0]
     for bad in ("/etc/passwd", "file:///etc/passwd", "http://169.254.169.254/", None):
         part = {"type": "image_url", "image_url": {"url": bad}}
         with pytest.raises(InputError, match="data URL"):
@@ -305,22 +287,22 @@ def test_messages_of_inspect_keep_their_images() -> None:
     model = pytest.importorskip("inspect_ai.model")
     from treegen.integrations.inspect_ai.conversion import template_messages
 
-    image = model.ContentImage(image=url(picture(1)))
+    image = model.ContentImage(image=url_of(picture(1)))
     turn = model.ChatMessageUser(content=[image, model.ContentText(text="What?")])
-    assert template_messages([turn]) == image_question(url(picture(1)))
+    assert template_messages([turn]) == image_question(url_of(picture(1)))
 
 
 def broken(kind: str) -> Any:
     """An image that cannot be used."""
     image = picture(1)
     if kind == "truncated":
-        return png(picture(1, 200, 200))[:2000]
+        return encode_image(picture(1, 200, 200))[:2000]
     if kind == "bomb":
-        huge = png(Image.new("1", (1, 1)))
+        huge = encode_image(Image.new("1", (1, 1)))
         header = huge[12:16] + (60_000).to_bytes(4, "big") * 2 + huge[24:29]
         return huge[:12] + header + zlib.crc32(header).to_bytes(4, "big") + huge[33:]
     if kind == "animated":
-        return png(image, "GIF", save_all=True, append_images=[picture(2)])
+        return encode_image(image, "GIF", save_all=True, append_images=[picture(2)])
     return {
         "empty": b"",
         "text": b"no image at all",
@@ -373,8 +355,8 @@ def test_a_path_is_told(llm: LLM, tmp_path: Path) -> None:
 
 def test_random_bytes_are_refused_or_taken(llm: LLM) -> None:
     """Whatever is wrong with a file is told as InputError."""
-    chance, whole = random.Random(1), png(picture(1))
-    jpeg = png(picture(1), "JPEG")
+    chance, whole = random.Random(1), encode_image(picture(1))
+    jpeg = encode_image(picture(1), "JPEG")
     for _ in range(150):
         data = bytearray(chance.choice([whole, jpeg]))
         for _ in range(chance.randrange(1, 4)):
@@ -392,7 +374,7 @@ def test_other_kinds_of_pixels_are_taken(llm: LLM) -> None:
     kinds = [image.convert(mode) for mode in ("CMYK", "L", "RGBA", "P", "1", "LA")]
     answers = llm.chat([image_question(each) for each in kinds], GREEDY)
     assert all(len(each) == 1 for each in answers)
-    cmyk = png(image.convert("CMYK"), "JPEG")
+    cmyk = encode_image(image.convert("CMYK"), "JPEG")
     assert llm.chat(image_question(cmyk), GREEDY)
 
 
@@ -400,7 +382,7 @@ def test_a_photograph_is_turned_as_its_file_says(llm: LLM) -> None:
     image = picture(1, 24, 60)
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
-    turned = loading.load_image(png(image, exif=exif), "it")
+    turned = loading.load_image(encode_image(image, exif=exif), "it")
     assert turned.size == (60, 24)
 
 

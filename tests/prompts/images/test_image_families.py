@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers
-from image_cases import far, tree_of
+from image_cases import far, table_of, tree_of
 from tiny_images import MAKERS, NEEDED, TEXT, picture, save_tiny_vision_model
 
 from treegen import LLM, Completion, ModelError, SamplingParams
 from treegen.model.checkpoint.families import IMAGES, refuse_images
 from treegen.model.checkpoint.text_part import auto_class
-from treegen.prompts.images.table import ImageTable
 
 STEPS = 5
 GREEDY = SamplingParams(max_tokens=STEPS, temperature=0, ignore_eos=True)
@@ -107,12 +106,6 @@ def stock_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return directory, Stock(directory, table_of(llm)._processor, llm.tokenizer)
 
     return make
-
-
-def table_of(llm: LLM) -> ImageTable:
-    table = llm.images
-    assert table is not None
-    return table
 
 
 def check(done: Completion, want: Answer, limit: float = LIMIT) -> None:

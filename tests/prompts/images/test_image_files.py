@@ -115,10 +115,8 @@ def test_a_field_without_a_name_is_no_image(tmp_path: Path) -> None:
     assert [problem.images for problem in problems] == [()]
 
 
-def test_images_that_a_run_has_lost_are_kept_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command, run = Command(capsys), tmp_path / "run"
+def test_images_that_a_run_has_lost_are_kept_again(tmp_path: Path, treegen: Command) -> None:
+    run = tmp_path / "run"
     model = save_tiny_vision_model(tmp_path / "model", "llava", seed=1)
     names = [f"{seed}.png" for seed in range(2)]
     for seed, name in enumerate(names):
@@ -126,14 +124,14 @@ def test_images_that_a_run_has_lost_are_kept_again(
     rows = [{"id": "a", "question": "What?", "answer": "1", "image": names}]
     data = write_jsonl(tmp_path / "x.jsonl", rows)
     arguments = ["--data", data, "-M", model, "--images", "-T", "image_field=image"]
-    done = command("eval", "jsonl", *arguments, "--max-tokens", 2, "-q", "-n", 2, "-o", run)
+    done = treegen("eval", "jsonl", *arguments, "--max-tokens", 2, "-q", "-n", 2, "-o", run)
     assert done.code == 0, done.err
     before = RunImages.read(run)
     kept = sorted((run / "images").iterdir())
     assert len(kept) == 2
 
     def resume() -> RunImages:
-        done = command("eval", "--resume", run, "-q")
+        done = treegen("eval", "--resume", run, "-q")
         assert done.code == 0, done.err
         return RunImages.read(run)
 

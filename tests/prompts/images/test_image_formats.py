@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import io
 import json
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 from cli_cases import Command, write_jsonl
+from image_cases import encode_image, table_of, url_of
 from PIL import EpsImagePlugin, Image
 from tiny_images import picture, save_tiny_vision_model
 
@@ -42,19 +42,9 @@ EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
 """
 
 
-def saved(image: Image.Image, kind: str, **how: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **how)
-    return file.getvalue()
-
-
-def url(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()
-
-
 def gif_of(frames: int) -> bytes:
     """A GIF of one pixel and many frames."""
-    whole = saved(Image.new("P", (1, 1)), "GIF")
+    whole = encode_image(Image.new("P", (1, 1)), "GIF")
     start = whole.index(b",")
     return whole[:start] + whole[start:-1] * frames + b";"
 
@@ -90,19 +80,15 @@ def _of(data: bytes, _: LLM, folder: Path) -> None:
 
 
 def _table(data: bytes, llm: LLM, _: Path) -> None:
-    table = llm.images
-    assert table is not None
-    table.add(url(data))
+    table_of(llm).add(url_of(data))
 
 
 def _pil(data: bytes, llm: LLM, _: Path) -> None:
-    table = llm.images
-    assert table is not None
-    table.add(Image.open(io.BytesIO(data)))
+    table_of(llm).add(Image.open(io.BytesIO(data)))
 
 
 def _chat(data: bytes, llm: LLM, _: Path) -> None:
-    part = {"type": "image_url", "image_url": {"url": url(data)}}
+    part = {"type": "image_url", "image_url": {"url": url_of(data)}}
     llm.chat([{"role": "user", "content": [part]}], SamplingParams(max_tokens=1))
 
 
@@ -124,15 +110,15 @@ def test_postscript_starts_no_program(
 
 
 def test_a_foreign_run_with_postscript_can_be_looked_at(
-    ghostscript: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ghostscript: Path, tmp_path: Path, treegen: Command
 ) -> None:
-    command, run = Command(capsys), tmp_path / "run"
+    run = tmp_path / "run"
     model = save_tiny_vision_model(tmp_path / "model", "llava", seed=1)
     picture(1).save(tmp_path / "0.png")
     rows = [{"id": "a", "question": "What?", "answer": "1", "image": "0.png"}]
     data = write_jsonl(tmp_path / "x.jsonl", rows)
     arguments = ["--data", data, "-M", model, "--images", "-T", "image_field=image"]
-    done = command("eval", "jsonl", *arguments, "--max-tokens", 2, "-q", "-o", run)
+    done = treegen("eval", "jsonl", *arguments, "--max-tokens", 2, "-q", "-o", run)
     assert done.code == 0, done.err
     name = hashlib.sha256(EPS).hexdigest()
     index = json.loads((run / "images.json").read_text())
@@ -142,8 +128,8 @@ def test_a_foreign_run_with_postscript_can_be_looked_at(
     (run / "images").mkdir()
     (run / "images" / name).write_bytes(EPS)
     assert RunImages.read(run).content(name) == EPS
-    assert command("show", run).code == 0
-    report = command("report", run, "-o", tmp_path / "page.html")
+    assert treegen("show", run).code == 0
+    report = treegen("report", run, "-o", tmp_path / "page.html")
     assert report.code == 0, report.err
 
 
@@ -154,7 +140,7 @@ def test_only_the_listed_formats_are_opened() -> None:
     for kind in sorted(set(Image.OPEN) & set(Image.SAVE)):
         for mode in ("RGB", "L", "P", "1"):
             try:
-                data = saved(picture(1).convert(mode), kind)
+                data = encode_image(picture(1).convert(mode), kind)
             except (OSError, KeyError, ValueError, RuntimeError, AttributeError):
                 continue
             break
@@ -171,7 +157,7 @@ def test_only_the_listed_formats_are_opened() -> None:
 
 
 def test_an_image_that_its_owner_decoded_may_be_of_any_format() -> None:
-    lazy = Image.open(io.BytesIO(saved(picture(3), "TIFF")))
+    lazy = Image.open(io.BytesIO(encode_image(picture(3), "TIFF")))
     with pytest.raises(InputError, match=r"TIFF image that is not decoded yet.*call its load\(\)"):
         open_image(lazy, "the image")
     lazy.load()
@@ -179,17 +165,17 @@ def test_an_image_that_its_owner_decoded_may_be_of_any_format() -> None:
 
 
 def test_a_photograph_with_a_second_view_is_one_image() -> None:
-    data = saved(picture(1), "MPO", save_all=True, append_images=[picture(2)])
+    data = encode_image(picture(1), "MPO", save_all=True, append_images=[picture(2)])
     assert Image.open(io.BytesIO(data)).format == "MPO"
     assert load_image(data, "x").size == (40, 28)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
 def test_animations_are_refused_in_every_format(kind: str) -> None:
-    data = saved(picture(1), kind, save_all=True, append_images=[picture(2)])
+    data = encode_image(picture(1), kind, save_all=True, append_images=[picture(2)])
     with pytest.raises(InputError, match="pass a single frame"):
         open_image(data, "x")
-    assert open_image(saved(picture(1), kind), "x").size == (40, 28)
+    assert open_image(encode_image(picture(1), kind), "x").size == (40, 28)
 
 
 def test_frames_are_not_counted() -> None:
@@ -205,11 +191,11 @@ def test_frames_are_not_counted() -> None:
 
 def png_of(side: int) -> bytes:
     """A small file of one colour and many pixels."""
-    return saved(Image.new("L", (side, side), 7), "PNG")
+    return encode_image(Image.new("L", (side, side), 7), "PNG")
 
 
 def test_pixels_of_a_call_are_limited_by_their_headers_alone(llm: LLM) -> None:
-    sources = [url(png_of(64)), url(png_of(64))]
+    sources = [url_of(png_of(64)), url_of(png_of(64))]
     check_pixels(sources, 2 * 64 * 64)
     with pytest.raises(InputError, match="at least 8,192 pixels in total, but the limit is 8,191"):
         check_pixels(sources, 2 * 64 * 64 - 1)
@@ -239,7 +225,7 @@ def test_a_large_image_keeps_nobody_waiting(llm: LLM, monkeypatch: pytest.Monkey
         return real(*given)
 
     monkeypatch.setattr(table, "_process", slow)
-    part = {"type": "image_url", "image_url": {"url": url(png_of(100))}}
+    part = {"type": "image_url", "image_url": {"url": url_of(png_of(100))}}
     content = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
     params = SamplingParams(max_tokens=2, temperature=0)
 
@@ -259,7 +245,7 @@ def test_a_large_image_keeps_nobody_waiting(llm: LLM, monkeypatch: pytest.Monkey
 
 
 def test_a_served_model_refuses_images_with_too_many_pixels(llm: LLM) -> None:
-    part = {"type": "image", "image": url(png_of(100))}
+    part = {"type": "image", "image": url_of(png_of(100))}
     content = [{"role": "user", "content": [part, {"type": "text", "text": "a"}, part]}]
     params = SamplingParams(max_tokens=1)
 
@@ -283,5 +269,5 @@ def test_bad_parts_are_told_with_their_prompt(llm: LLM) -> None:
             await served.generate([content], SamplingParams(max_tokens=1))
 
     with pytest.raises(InputError, match="not an image in a supported format"):
-        asyncio.run(run({"type": "image", "image": url(EPS)}))
-    assert read_image(url(EPS)) == EPS
+        asyncio.run(run({"type": "image", "image": url_of(EPS)}))
+    assert read_image(url_of(EPS)) == EPS

@@ -6,10 +6,9 @@ import importlib.util
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cli_cases import Command
+from cli_cases import Command, inspect_model
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen import LLM, SamplingParams
@@ -18,13 +17,6 @@ from treegen.model.checkpoint.families import IMAGES, ON_TEXT, SOUND, inputs_of
 from treegen.model.config import read_config
 from treegen.model.tokenizer import load_tokenizer
 from treegen.model.vision import load_processor
-
-
-def inspect_model(command: Command, *words: object) -> dict[str, Any]:
-    done = command("models", *words, "-q")
-    assert done.code == 0, done.err
-    document: dict[str, Any] = done.document
-    return document
 
 
 def test_the_table_of_inputs_is_that_of_the_code(repository: Path) -> None:

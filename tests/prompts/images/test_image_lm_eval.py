@@ -21,11 +21,7 @@ from treegen.evals.registry import get_task  # noqa: E402
 from treegen.integrations.lm_eval.model import TreegenLM  # noqa: E402
 from treegen.report.exchange import export_run, import_log  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval asks pip and other commands about the machine, which takes seconds."""
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+pytestmark = pytest.mark.usefixtures("no_environment")
 
 
 LOADS = """
@@ -121,18 +117,11 @@ def test_a_run_of_treegen_draws_the_same_answers(
         tasks,
         apply_chat_template=True,
     )
-    words = (
-        "eval",
-        tmp_path / "task.yaml",
-        "--model",
-        model,
-        "--device",
-        "cpu",
-        "--memory",
-        "16MiB",
-        "--apply-chat-template",
+    line = (
+        f"eval {tmp_path}/task.yaml --model {model} --device cpu --memory 16MiB"
+        " --apply-chat-template"
     )
-    done = treegen(*words, "--images", "--allow-task-code", "-o", tmp_path / "run")
+    done = treegen(line, "--images", "--allow-task-code", "-o", tmp_path / "run")
     assert done.code == 0, done.err
     lines = map(json.loads, (tmp_path / "run" / "samples.jsonl").read_text().splitlines())
     records = sorted(lines, key=lambda record: record["problem_id"])
@@ -140,7 +129,7 @@ def test_a_run_of_treegen_draws_the_same_answers(
     shown = treegen("show", tmp_path / "run", "--problem", records[2]["problem_id"])
     assert shown.out.count("image: ") == 2
 
-    done = treegen(*words, "--allow-task-code", "-o", tmp_path / "text")
+    done = treegen(line, "--allow-task-code", "-o", tmp_path / "text")
     assert done.code == 2 and "the task has images" in done.err and "--images" in done.err
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from image_cases import url_of
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen import LLM, SamplingParams
@@ -24,12 +23,6 @@ from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.search.live.prompts import PromptIndex
 
 Seen = dict[str, "weakref.ref[PlacedImage]"]
-
-
-def url(seed: int) -> str:
-    buffer = io.BytesIO()
-    picture(seed).save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 @pytest.fixture(name="seen")
@@ -60,24 +53,24 @@ def test_only_a_table_that_need_not_keep_all_drops_images(
     tokenizer = load_tokenizer(str(tmp_path))
     table = load_processor(tmp_path, read_config(str(tmp_path), tmp_path), tokenizer).table(384)
     table.keeps_all = keeps_all
-    first = table.add(url(0)).first
-    held = table.add(url(1))
+    first = table.add(url_of(picture(0))).first
+    held = table.add(url_of(picture(1)))
     for seed in range(2, 30):
-        table.add(url(seed))
+        table.add(url_of(picture(seed)))
     # The most recent image is kept in addition to the one that is used.
     assert count_alive(seen) == (30 if keeps_all else 2)
     ids = np.arange(held.first, held.first + held.num, dtype=np.int32)
-    assert table.images_in([ids]) == [held] and table.add(url(1)) is held
+    assert table.images_in([ids]) == [held] and table.add(url_of(picture(1))) is held
     assert table.inputs(held)["pixel_values"].shape[0] > 0
-    assert table.add(url(0)).first == first
-    table.add(url(2))
+    assert table.add(url_of(picture(0))).first == first
+    table.add(url_of(picture(2)))
     if not keeps_all:
         with pytest.raises(KeyError):
             table.images_in([np.array([first], dtype=np.int32)])
         table.keeps_all = True
-        first = table.add(url(2)).first  # the table has it, but did not have to keep it
+        first = table.add(url_of(picture(2))).first  # the table has it, but did not have to keep it
         for seed in range(3, 6):
-            table.add(url(seed))
+            table.add(url_of(picture(seed)))
         assert table.images_in([np.array([first], dtype=np.int32)])
 
 
@@ -100,9 +93,9 @@ def test_a_server_holds_only_images_that_are_in_use(
     assert llm.images is not None and llm.images.keeps_all  # no server uses it
 
     def messages(seed: int, key: str = "image_url") -> list[dict[str, Any]]:
-        image: dict[str, Any] = {"type": key, key.removesuffix("_url"): url(seed)}
+        image: dict[str, Any] = {"type": key, key.removesuffix("_url"): url_of(picture(seed))}
         if key == "image_url":
-            image = {"type": key, key: {"url": url(seed)}}
+            image = {"type": key, key: {"url": url_of(picture(seed))}}
         return [{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}]
 
     greedy: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_ranks import forked_group, forked_ranks
+from forked_ranks import forked_ranks
 from image_cases import far, tree_of
 from tiny_images import MAKERS, NEEDED, picture, save_tiny_vision_model
 
@@ -23,13 +22,6 @@ GREEDY = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=6, seed=4, ignore_eos=True, temperature=0.8)
 WHOLE = "qwen3_5", "qwen3_vl"  # recurrent layers; transformers has no plan to divide it
 LIMIT = 2e-5  # of log-probabilities: each side is rounded by its own order of sums
-
-
-@pytest.fixture(scope="module", name="group")
-def _group() -> Iterator[RankGroup]:
-    """Two processes, which load one model after another."""
-    with forked_group(2) as group:
-        yield group
 
 
 def load(group: RankGroup, directory: Path, **options: Any) -> LLM:

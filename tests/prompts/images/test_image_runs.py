@@ -102,18 +102,17 @@ def test_a_run_keeps_each_image_once(begun: tuple[Path, Path]) -> None:
 
 
 def test_it_is_scored_shown_and_continued_without_the_originals(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, treegen: Command
 ) -> None:
-    command = Command(capsys)
     before = samples_of(run)
-    assert command("score", run, "-q").code == 0
-    shown = command("show", run, "--problem", "a")
+    assert treegen("score", run, "-q").code == 0
+    shown = treegen("show", run, "--problem", "a")
     assert "image: 1.png, " in shown.out
     assert " pixels, " in shown.out and " tokens" in shown.out
     assert "\x1b" not in shown.out and "\u202e" not in shown.out
     lines = (run / "samples.jsonl").read_bytes().splitlines(keepends=True)
     (run / "samples.jsonl").write_bytes(b"".join(lines[:2]))
-    done = command("eval", "--resume", run, "-q")
+    done = treegen("eval", "--resume", run, "-q")
     assert done.code == 0, done.err
 
     def contents(records: list[dict[str, Any]]) -> list[Any]:
@@ -125,22 +124,21 @@ def test_it_is_scored_shown_and_continued_without_the_originals(
     assert contents(samples_of(run)) == contents(before)
 
 
-def test_what_is_missing_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = Command(capsys)
+def test_what_is_missing_is_told(run: Path, treegen: Command) -> None:
     kept = next(iter((run / "images").iterdir()))
     kept.unlink()
-    assert command("score", run, "-q").code == 0  # no pixel is needed for that
-    assert "1 of 2 images are not stored" in command("show", run).err
+    assert treegen("score", run, "-q").code == 0  # no pixel is needed for that
+    assert "1 of 2 images are not stored" in treegen("show", run).err
     (run / "samples.jsonl").write_bytes(b"")
-    failed = command("eval", "--resume", run, "-q")
+    failed = treegen("eval", "--resume", run, "-q")
     assert failed.code == 2
     name = {i.sha256: i.name for i in RunImages.read(run).images.values()}[kept.name]
     assert ("1.png" if name == "1.png" else "onerror") in failed.err
     other = next(iter((run / "images").iterdir()))
     other.write_bytes(b"corrupt")
-    assert "is corrupt" in command("eval", "--resume", run, "-q").err
+    assert "is corrupt" in treegen("eval", "--resume", run, "-q").err
     (run / "images.json").write_text('{"images": [{"sha256": "../../x"}], "problems": {}}')
-    assert "images.json is corrupt" in command("show", run).err
+    assert "images.json is corrupt" in treegen("show", run).err
 
 
 def test_a_crash_while_images_are_kept_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -238,37 +236,34 @@ def _data(tmp_path: Path) -> Path:
     return write_jsonl(folder / "questions.jsonl", rows)
 
 
-def test_questions_on_images(
-    capsys: pytest.CaptureFixture[str], model: Path, data: Path, tmp_path: Path
-) -> None:
-    command, out = Command(capsys), tmp_path / "run"
+def test_questions_on_images(treegen: Command, model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
     args = ["--data", data, "-M", model, "--images", "-T", "image_field=image"]
-    planned = command("plan", "jsonl", *args, "-n", 8, "--json")
+    planned = treegen("plan", "jsonl", *args, "-n", 8, "--json")
     assert planned.code == 0, planned.err
     args += ["--max-tokens", 5, "-q"]
-    done = command("eval", "jsonl", *args, "-n", 8, "-o", out)
+    done = treegen("eval", "jsonl", *args, "-n", 8, "-o", out)
     assert done.code == 0, done.err
     assert len(samples_of(out)) == 32
     usage = json.loads((out / "results.json").read_text())["usage"]
     assert usage["images_encoded"] == 2
     assert usage["prompt_tokens_computed"] < usage["prompt_tokens_unshared"] / 8
-    assert command("score", out, "-q").code == 0
-    shown = command("show", out, "--tree", "a")
+    assert treegen("score", out, "-q").code == 0
+    shown = treegen("show", out, "--tree", "a")
     assert shown.code == 0, shown.err
     assert "1.png" in shown.out
-    assert command("report", out).code == 0
+    assert treegen("report", out).code == 0
     picture(3).save(data.parent / "1.png")
-    assert "problems" in command("eval", "--resume", out, "-q").error
+    assert "problems" in treegen("eval", "--resume", out, "-q").error
 
 
 def test_what_cannot_be_asked_is_told_before_weights_load(
-    capsys: pytest.CaptureFixture[str], model: Path, data: Path, no_weights: None
+    treegen: Command, model: Path, data: Path, no_weights: None
 ) -> None:
-    command = Command(capsys)
     arguments = ["eval", "jsonl", "--data", data, "-M", model, "-T", "image_field=image"]
-    assert "--images" in command(*arguments).error
-    assert "--num-fewshot" in command(*arguments, "--images", "--num_fewshot", 2).error
+    assert "--images" in treegen(*arguments).error
+    assert "--num-fewshot" in treegen(*arguments, "--images", "--num_fewshot", 2).error
     (data.parent / "2.png").write_bytes(b"GIF89a")
-    done = command("plan", *arguments[1:], "--images")
+    done = treegen("plan", *arguments[1:], "--images")
     assert done.code == 0
     assert "2.png" in done.err

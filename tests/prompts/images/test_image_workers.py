@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_cases import far, image_question, tree_of
+from image_cases import far, image_question, table_of, tree_of
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen import LLM, CapacityError, Cluster, Node, SamplingParams
@@ -71,12 +71,6 @@ def test_workers_search_below_images(llm: LLM, cluster: Cluster) -> None:
     got = cluster.search(look_twice, problems, PARAMS)
     assert [each.error for each in got] == [None] * 6
     assert [each.value for each in got] == [each.value for each in want]
-
-
-def table_of(llm: Any) -> ImageTable:
-    table: ImageTable | None = llm.images
-    assert table is not None
-    return table
 
 
 def test_a_worker_takes_images_with_its_job(llm: LLM, directory: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_models import tiny_tokenizer
+from tool_schemas import tool
 from tool_texts import TOOLS, WRITERS, random_call
 
 from treegen import InputError
@@ -95,7 +96,7 @@ def test_what_templates_write_is_allowed(writer: str, kind: str) -> None:
 
 def _in_order(given: dict[str, Any]) -> dict[str, Any]:
     """Arguments in the order of the schema, which is the one in which a grammar has them."""
-    order = list(TOOLS[0]["function"]["parameters"]["properties"])  # type: ignore[index]
+    order = list(TOOLS[0]["function"]["parameters"]["properties"])
     return {name: given[name] for name in sorted(given, key=order.index)}
 
 
@@ -105,10 +106,7 @@ def test_whatever_is_allowed_is_read_as_calls(writer: str, kind: str) -> None:
     """Walks through the grammar at random end in calls of known tools, and in nothing else."""
     tokenizer, rng = _tokenizer(writer, kind), Random(f"{writer}{kind}")
     properties = {"x": {"enum": [1, "two", None]}, "y": {"type": "boolean"}, "é": {"const": [1.5]}}
-    schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    tools = [
-        {"type": "function", "function": {"name": name, "parameters": schema}} for name in NAMES
-    ]
+    tools = [tool(name, properties, additionalProperties=False) for name in NAMES]
     grammar = _grammar(tokenizer, call_grammar(tokenizer, _format(writer), tools))
     for _ in range(4):
         matcher, ids = grammar.start(), list[int]()

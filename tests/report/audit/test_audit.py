@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from agent_runs import load_job, run_job, walker
-from audit_cases import import_run
-from cli_cases import Command
+from audit_cases import NO_BEGIN, import_run
+from cli_cases import Command, write_jsonl
 from click.testing import CliRunner
-from report_cases import make_search_run
+from report_cases import make_search_run, set_fingerprint
 
 from treegen import evaluate
 from treegen.cli.main import cli
@@ -36,7 +36,6 @@ from treegen.report.html_page import write_page
 from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs.record_format import encode_record
-from treegen.runs.settings import _comparable_fields, _fingerprint
 from treegen.tasks.gsm8k import GSM8K
 
 _MISREAD = [[("The answer is 18.", "17", False)]]
@@ -212,12 +211,7 @@ def test_findings_on_a_tokenizer(tmp_path: Path) -> None:
     assert _kinds(audit_view(view))["separator-does-not-stop"] == "high"
     model = tmp_path / "model"
     model.mkdir()
-    settings = {
-        "add_bos_token": False,
-        "bos_token": "<s>",
-        "chat_template": "{{ messages[-1].content }}",
-    }
-    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    (model / "tokenizer_config.json").write_text(json.dumps(NO_BEGIN))
     (model / "config.json").write_text('{"model_type": "gemma2"}')
     plain = _kinds(audit_view(_with_settings(view, model)))
     assert plain["begin-token-missing"] == "medium" and plain["template-not-applied"] == "low"
@@ -279,8 +273,7 @@ def test_a_rejected_solution_is_found(repository: Path, tmp_path: Path, treegen:
     rows = _problems(repository)
     rows[1]["canonical_solution"] = "    return []\n"
     del rows[2]["canonical_solution"]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = write_jsonl(tmp_path / "rows.jsonl", rows)
     for form in ("completion", "chat"):
         run = tmp_path / form
         words = ["-M", "demo", "--data", data, "--max-tokens", "4", "-n", "1"]
@@ -343,9 +336,8 @@ def _leave_unsolved(record: dict[str, Any]) -> None:
 
 
 def test_puzzles_with_the_same_numbers_and_other_targets_differ(tmp_path: Path) -> None:
-    data = tmp_path / "puzzles.jsonl"
     puzzles = [{"numbers": [4, 7, 9, 10], "target": target} for target in (40, 29)]
-    data.write_text("".join(f"{json.dumps(puzzle)}\n" for puzzle in puzzles))
+    data = write_jsonl(tmp_path / "puzzles.jsonl", puzzles)
 
     def count(name: str, prompt: str) -> int:
         def set_prompt(record: dict[str, Any]) -> None:
@@ -453,9 +445,7 @@ def test_lies_in_the_settings(tmp_path: Path, at: str) -> None:
     for lie in _LIES:
         content = json.loads(json.dumps(honest))
         _change(content, at, lie)
-        identity = content["settings"]["identity"]
-        fields = _comparable_fields(identity, content["problem_ids"], content["planned"])
-        content["fingerprint"] = _fingerprint(fields)
+        set_fingerprint(content)
         (run / "run.json").write_text(json.dumps(content))
         try:
             audit_run(run)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_cases import import_run
+from audit_cases import NO_BEGIN, import_run
 from cli_cases import Command
 from huggingface_hub import constants
 
@@ -15,11 +15,6 @@ from treegen.report.audit.audit import audit_run
 from treegen.report.audit.readers import value_of, with_plain_minus
 
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
-_NO_BEGIN = {
-    "add_bos_token": False,
-    "bos_token": "<s>",
-    "chat_template": "{{ messages[-1].content }}",
-}
 
 
 def _name_model(run: Path, model: str, **free: Any) -> None:
@@ -44,7 +39,7 @@ def test_the_tokenizer_is_read_from_the_local_cache(
     for folder in (stored / "refs", stored / "snapshots" / _COMMIT):
         folder.mkdir(parents=True)
     (stored / "refs" / "main").write_text(_COMMIT)
-    (stored / "snapshots" / _COMMIT / "tokenizer_config.json").write_text(json.dumps(_NO_BEGIN))
+    (stored / "snapshots" / _COMMIT / "tokenizer_config.json").write_text(json.dumps(NO_BEGIN))
     (stored / "snapshots" / _COMMIT / "config.json").write_text('{"model_type": "gemma2"}')
     for free in ({}, {"revision": _COMMIT}):
         _name_model(run, "someone/small", **free)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from audit_cases import import_run
+from cli_cases import write_jsonl
 from click.testing import CliRunner
 
 import treegen.report.audit.audit as audits
@@ -31,9 +32,8 @@ def _severe(audit: Audit) -> set[str]:
 
 
 def _evaluate(folder: Path, answers: list[str], **options: Any) -> Audit:
-    data = folder / "data.jsonl"
     rows = ({"question": f"Say {i}.", "answer": answer} for i, answer in enumerate(answers))
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = write_jsonl(folder / "data.jsonl", rows)
     run = evaluate("jsonl", "demo", eager=True, output=folder / "run", data=str(data), **options)
     return run.audit()
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certified_run import make_certified_run
-from cli_cases import Command
+from certified_run import certified as certified
+from certified_run import copied as copied
+from cli_cases import Command, write_jsonl
 from foreign_logs import generated_rows, write_lm_eval
-from report_cases import make_run
+from report_cases import edit_run, make_run, set_fingerprint
 
 from treegen import demo, evaluate
 from treegen.errors import InputError, TreegenError
@@ -38,21 +39,8 @@ from treegen.report.certify.signature import HEADER
 from treegen.report.exchange import export_run, import_log
 from treegen.runs import RunDir
 from treegen.runs.record_format import decode_record, encode_record
-from treegen.runs.settings import _comparable_fields, _fingerprint
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certified_run(tmp_path_factory.mktemp("certified"))
-
-
-@pytest.fixture
-def copied(certified: Path, tmp_path: Path) -> Path:
-    """A copy of the run, whose model and data stay where they are."""
-    shutil.copytree(certified / "run", tmp_path / "run")
-    return tmp_path / "run"
 
 
 def _check(folder: Path, run: Path | None = None, **options: Any) -> CertificateCheck:
@@ -144,9 +132,7 @@ def _edit_settings(rng: random.Random, folder: Path) -> tuple[Path, bytes]:
         names = [n for n in group if n not in ("extra", "sources", "data", "fewshot_file", "model")]
     name = rng.choice(names)
     group[name] = _other(rng, group[name])
-    identity = content["settings"]["identity"]
-    fields = _comparable_fields(identity, content["problem_ids"], content["planned"])
-    content["fingerprint"] = _fingerprint(fields)
+    set_fingerprint(content)
     return path, json.dumps(content).encode()
 
 
@@ -298,12 +284,8 @@ def test_samples_left_out_are_missing(certified: Path, copied: Path) -> None:
 
 def test_a_certificate_of_another_model_is_found(certified: Path, copied: Path) -> None:
     """run.json names another model, and the certificate lists the files of the right one."""
-    content = json.loads((copied / "run.json").read_text())
-    content["settings"]["identity"]["model"]["fingerprint"] = "0" * 32
-    identity = content["settings"]["identity"]
-    fields = _comparable_fields(identity, content["problem_ids"], content["planned"])
-    content["fingerprint"] = _fingerprint(fields)
-    (copied / "run.json").write_text(json.dumps(content))
+    other = {"fingerprint": "0" * 32}
+    edit_run(copied, lambda run: run["settings"]["identity"]["model"].update(other))
     with RunDir.open(copied) as run:
         part = describe_run(run, load_job_of(run, {}), {}, Listener(), None)
     certificate, _ = read_certificate(copied / "certificate.json")
@@ -331,7 +313,6 @@ def test_the_page_shows_what_the_command_prints(
 
 
 def test_choices_are_scored_again(tmp_path: Path, treegen: Command) -> None:
-    data = tmp_path / "data.jsonl"
     rows = [
         {
             "id": str(i),
@@ -341,7 +322,7 @@ def test_choices_are_scored_again(tmp_path: Path, treegen: Command) -> None:
         }
         for i in range(4)
     ]
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = write_jsonl(tmp_path / "data.jsonl", rows)
     run = tmp_path / "run"
     evaluate("arc-easy", "demo", data=str(data), num_fewshot=0, output=run, progress=False)
     done = treegen("certify", run)
@@ -496,7 +477,13 @@ def test_what_cannot_be_certified_is_an_error(
     done = treegen("certify", copied)
     assert done.code == 2 and "1 of 20 samples of the run" in done.err
     samples = (copied / "samples.jsonl").read_bytes()
-    for path in (copied / "samples.jsonl", copied, ".", "", tmp_path / "missing" / "c.json"):
+    for path in (
+        copied / "samples.jsonl",
+        copied,
+        ".",
+        "",
+        tmp_path / "missing" / "c.json",
+    ):
         done = treegen("certify", copied, "-o", path)
         assert (
             done.code == 2 and "choose another path" in done.err and len(done.err.splitlines()) == 1

@@ -7,25 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from certified_run import make_certified_run
+from certified_run import certified as certified
+from certified_run import copied as copied
 from cli_cases import Command
 
 import treegen as package
 from treegen.report.certify.document import canonical, read_certificate
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certified_run(tmp_path_factory.mktemp("certified"))
-
-
-@pytest.fixture
-def copied(certified: Path, tmp_path: Path) -> Path:
-    """A copy of the run, whose model and data stay where they are."""
-    shutil.copytree(certified / "run", tmp_path / "run")
-    return tmp_path / "run"
 
 
 def _line(out: str, what: str) -> str:

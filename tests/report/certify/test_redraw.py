@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from certified_run import make_certified_run
+from certified_run import certified as certified
 from cli_cases import Command
 
 from treegen import LLM, Node
@@ -31,11 +31,6 @@ from treegen.report.certify.build import load_job_of, render_prompts
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certified_run(tmp_path_factory.mktemp("certified"))
 
 
 def test_a_resumed_run_holds(tmp_path: Path, treegen: Command) -> None:

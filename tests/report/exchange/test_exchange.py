@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from cli_cases import Command
+from cli_cases import Command, write_jsonl
 from lm_eval_tasks import task_names, write_tasks
 from report_cases import HOSTILE, answer_with, make_run, make_search_run
 
@@ -309,7 +309,7 @@ def test_prompts_of_inspect_are_checked(inspect_log: EvalLog, tmp_path: Path) ->
     problems = path / "problems.jsonl"
     rows = [json.loads(line) for line in problems.read_text().splitlines()]
     rows[0]["prompt"] = f"<s><s>{rows[0]['prompt']}"
-    problems.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_jsonl(problems, rows)
     found = {finding.kind for finding in audit_run(path).findings}
     assert "begin-token-twice" in found
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_cases import write_jsonl
 from report_cases import make_run
 
 from treegen import evaluate
@@ -30,8 +31,7 @@ ROWS = (
 @pytest.fixture(scope="module")
 def make_own_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     folder = tmp_path_factory.mktemp("own")
-    data = folder / "own.jsonl"
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    data = write_jsonl(folder / "own.jsonl", ROWS)
 
     def make(name: str, **choices: Any) -> Path:
         fields = {"answer_field": "result", "id_field": "uid", "template": "Q: {problem}\\nA:"}

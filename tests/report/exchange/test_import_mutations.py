@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from foreign_logs import (
     write_inspect,
     write_lm_eval,
 )
+from json_places import find_holder, places
 from report_cases import content, make_run
 
 from treegen.errors import InputError, RunError, TreegenError
@@ -72,26 +73,12 @@ VALUES: Sequence[Any] = (
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a JSON value."""
-    if path:
-        yield path
-    if isinstance(value, dict):
-        for key in value:
-            yield from places(value[key], (*path, key))
-    elif isinstance(value, list):
-        for number in range(len(value)):
-            yield from places(value[number], (*path, number))
-
-
 def mutated(value: Any, rng: random.Random) -> Any:
     """A JSON value with one or two changes."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 1, 2))):
-        *above, last = rng.choice(list(places(value)))
-        holder = value
-        for key in above:
-            holder = holder[key]
+        place = rng.choice(list(places(value)))
+        holder, last = find_holder(value, place), place[-1]
         match rng.randrange(6):
             case 0 if isinstance(holder, dict):
                 del holder[last]

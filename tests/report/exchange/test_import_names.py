@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_cases import Command
 from foreign_logs import STAMP, generated_rows, write_lm_eval
-from report_cases import content, make_run
+from report_cases import content, edit_run, make_run
 
 from treegen.common.files import file_name, is_path_component, path_component
 from treegen.errors import InputError, ModelError, RunError, TreegenError
@@ -135,19 +134,6 @@ def test_one_good_task_can_be_named(around: Path, treegen: Command) -> None:
     assert treegen("import", log, "-o", around / "other", "--task", "..").code == 2
 
 
-def _edited(run: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change run.json as somebody would who knows how its fingerprint is made."""
-    document = json.loads((run / "run.json").read_text())
-    edit(document)
-    from treegen.runs.settings import _comparable_fields, _fingerprint
-
-    identity = document["settings"]["identity"]
-    document["fingerprint"] = _fingerprint(
-        _comparable_fields(identity, document["problem_ids"], document["planned"])
-    )
-    (run / "run.json").write_text(json.dumps(document))
-
-
 @pytest.mark.parametrize("name", ["..", "a\0b", "../.."])
 @pytest.mark.parametrize("to", ["lm-eval", "every-eval-ever", "inspect", "parquet"])
 def test_an_export_stays_in_its_folder(tmp_path: Path, name: str, to: str) -> None:
@@ -156,7 +142,7 @@ def test_an_export_stays_in_its_folder(tmp_path: Path, name: str, to: str) -> No
     def edit(document: dict[str, Any]) -> None:
         document["settings"]["free"]["model"] = name
 
-    _edited(run, edit)
+    edit_run(run, edit)
     before = content(tmp_path)
     out = tmp_path / "out" / "deep"
     try:
@@ -177,7 +163,7 @@ def test_arguments_of_an_imported_task_may_be_nested_too_deeply() -> None:
 
 def test_the_time_of_a_run_is_a_time(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_problems=2, num_samples=1)
-    _edited(run, lambda document: document.update(created="/../../2026"))
+    edit_run(run, lambda document: document.update(created="/../../2026"))
     with pytest.raises(RunError, match=r"run\.json is corrupt"):
         load_run(run)
 

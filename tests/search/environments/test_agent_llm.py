@@ -14,6 +14,7 @@ import pytest
 import tiny_models
 from agent_cases import TEMPLATE, TOOLS, machines
 from tool_model import ANSWER, CALL, QUESTION, save_tool_model
+from tool_schemas import ADD
 from tool_texts import WRITERS
 
 from treegen import LLM, SamplingParams
@@ -26,21 +27,10 @@ from treegen.search.environments.branch import NO_ROOM, step_of
 from treegen.search.environments.memory import MemoryEnvironment
 from treegen.search.environments.protocol import Observation, World
 from treegen.search.strategies.beam import beam
-from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import SearchOutcome
+from treegen.search.tree.node import SearchFn, SearchNode
+from treegen.search.tree.result import SearchOutcome, SearchResult
 
-ADD = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "parameters": {
-                "type": "object",
-                "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
-            },
-        },
-    }
-]
+CHAT = [{"role": "user", "content": QUESTION}]
 
 
 class Adder:
@@ -54,6 +44,14 @@ class Adder:
 def ids_of(node: SearchNode) -> list[int]:
     context: Any = node._live()
     return [int(token) for token in context.segment.path_tokens()]
+
+
+def search(llm: LLM, fn: SearchFn) -> SearchResult:
+    """Ask the question, and check that nothing failed."""
+    params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
+    (result,) = llm.search(fn, [CHAT], params, tools=ADD)
+    assert result.error is None, result.exception
+    return result
 
 
 @pytest.mark.parametrize("writer", ["hermes", "llama", "qwen3_coder"])
@@ -76,14 +74,11 @@ def test_a_model_calls_a_tool_and_answers_by_its_result(tmp_path: Path, writer: 
         return end
 
     with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
-        question = [{"role": "user", "content": QUESTION}]
-        params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
-        (result,) = llm.search(fn, [question], params, tools=ADD)
-        assert result.error is None, result.exception
+        result = search(llm, fn)
         assert result.usage.actions == 1
     assert agent.usage.started == 1 and agent.usage.stored == agent.usage.live == 0
     chat = [
-        *question,
+        *CHAT,
         {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]},
         {"role": "tool", "content": "42"},
     ]
@@ -119,12 +114,9 @@ def test_results_beyond_the_context_end_their_branch_only(
         assert step is not None and step.end == "failed" and len(step.observations) == 1
         return [child for end in ends for child in await agent.act(end)]
 
-    question = [{"role": "user", "content": QUESTION}]
-    params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
     environment = MemoryEnvironment(lambda problem: Talker(), ADD)
     with Agent(environment, accepts_cut_replies=accepts_cut) as agent:
-        (result,) = llm.search(fn, [question], params, tools=ADD)
-        assert result.error is None, result.exception
+        result = search(llm, fn)
         assert len(result.candidates) == 2
     assert agent.usage.live == agent.usage.stored == 0
 
@@ -140,10 +132,7 @@ def test_no_steps_follow_a_message_that_fills_the_context(tmp_path: Path) -> Non
         return end
 
     with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
-        question = [{"role": "user", "content": QUESTION}]
-        params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
-        (result,) = llm.search(fn, [question], params, tools=ADD)
-        assert result.error is None, result.exception
+        search(llm, fn)
 
 
 def test_results_that_utf8_cannot_encode_are_shown_with_question_marks(tmp_path: Path) -> None:
@@ -160,10 +149,7 @@ def test_results_that_utf8_cannot_encode_are_shown_with_question_marks(tmp_path:
         return child
 
     with Agent(MemoryEnvironment(lambda problem: Talker(), ADD)) as agent:
-        question = [{"role": "user", "content": QUESTION}]
-        params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
-        (result,) = llm.search(fn, [question], params, tools=ADD)
-        assert result.error is None, result.exception
+        search(llm, fn)
 
 
 def test_a_world_is_scored_though_the_seconds_of_the_search_are_over(tmp_path: Path) -> None:
@@ -181,8 +167,7 @@ def test_a_world_is_scored_though_the_seconds_of_the_search_are_over(tmp_path: P
 
     scores: list[float | None] = []
     with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
-        question = [{"role": "user", "content": QUESTION}]
-        (result,) = llm.search(fn, [question], budget=Budget(seconds=0.1), tools=ADD)
+        (result,) = llm.search(fn, [CHAT], budget=Budget(seconds=0.1), tools=ADD)
     assert scores == [1.0]
     assert result.best == 0 and result.error is None
     assert result.stopped_by is StopReason.BUDGET
@@ -260,7 +245,7 @@ def test_branches_prefill_as_few_tokens_as_one_trial(tmp_path: Path) -> None:
 
     usage = {}
     for name in ("1", "8"):
-        problem = (name, [{"role": "user", "content": QUESTION}])
+        problem = (name, CHAT)
         params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
         with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
             (result,) = llm.search(fn, [problem], params, tools=ADD)
@@ -280,7 +265,7 @@ def test_sessions_take_steps_too(tmp_path: Path) -> None:
         Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent,
         llm.session(params) as session,
     ):
-        root = session.root([{"role": "user", "content": QUESTION}], tools=ADD)
+        root = session.root(CHAT, tools=ADD)
         started = session.start(agent.act(agent.begin(root)))
         while not started.is_done:
             session.step()
