@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,13 @@ def test_the_block_of_a_run_leaves_out_older_objects_and_nothing_else() -> None:
             raise ZeroDivisionError
         assert gc.get_freeze_count() > 10_000
     assert (run.closed, other.closed, gc.get_freeze_count()) == (1, 2, before)
+
+
+def test_a_run_that_an_exit_stack_was_given_is_closed() -> None:
+    run = Run()
+    with ExitStack() as stack:
+        stack.push(run)
+    assert run.closed == 1
 
 
 def test_cycles_between_blocks_are_collected_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,7 @@ class CloseableRun(Closeable):
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self._with_blocks is not None
-        with self._with_blocks:
+        with self._with_blocks or ExitStack():  # `ExitStack.push` calls only this method
             self.close()
 
 
@@ -135,10 +134,10 @@ def freeze_gc() -> Iterator[None]:
 
 
 def collect_garbage() -> None:
-    """Run a full collection, also of the objects that a block excludes, in any thread.
+    """Run a full collection that includes the objects that open blocks exclude.
 
-    A block that was abandoned in a cycle of references, such as that of a generator that its own
-    frame refers to, has excluded this cycle, so that only this function finds it.
+    `gc.collect` does not find a run whose block was abandoned in a cycle of references: the block
+    is still open, and excludes the cycle.
     """
     _freezer.collect()
 
