@@ -3,14 +3,20 @@
 import gc
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tiny_models import save_tiny_model
 
+from treegen import LLM, Node, SamplingParams
 from treegen.common import lifetimes
-from treegen.common.lifetimes import CloseableRun, freeze_gc, pause_gc
+from treegen.common.lifetimes import CloseableRun, collect_garbage, freeze_gc, pause_gc
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +81,13 @@ def test_the_block_of_a_run_leaves_out_older_objects_and_nothing_else() -> None:
             raise ZeroDivisionError
         assert gc.get_freeze_count() > 10_000
     assert (run.closed, other.closed, gc.get_freeze_count()) == (1, 2, before)
+
+
+def test_a_run_that_an_exit_stack_was_given_is_closed() -> None:
+    run = Run()
+    with ExitStack() as stack:
+        stack.push(run)
+    assert run.closed == 1
 
 
 def test_cycles_between_blocks_are_collected_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +176,52 @@ def test_objects_are_finalized_when_the_process_ends() -> None:
     """Otherwise extension modules made with nanobind print that their types leak."""
     done = subprocess.run([sys.executable, "-c", _CYCLE], capture_output=True, check=True)
     assert done.stdout == b"finalized"
+
+
+class Holder:
+    """An object with a generator whose frame refers to the object."""
+
+    def open(self, run: Any) -> Iterator[Any]:
+        with run:
+            yield from run
+
+    def hold(self, run: Any) -> None:
+        self.results = self.open(run)
+        next(self.results)
+
+
+def test_an_llm_is_free_again_after_a_block_that_was_abandoned_in_a_cycle(tmp_path: Path) -> None:
+    llm = LLM(str(save_tiny_model(tmp_path)), device="cpu", memory="4MiB")
+    Holder().hold(llm.stream(Node("a", samples=2), SamplingParams(max_tokens=4)))
+    assert len(llm.generate(["b"], SamplingParams(max_tokens=4))) == 1
+    assert not gc.get_freeze_count()
+
+
+def test_cycles_that_are_older_than_an_open_block_are_found() -> None:
+    holder = Holder()
+    holder.results = iter([holder])
+    known = weakref.ref(holder)
+    with Run():
+        del holder
+        gc.collect()
+        assert known()
+        collect_garbage()
+        assert known() is None and gc.get_freeze_count() > 10_000
+
+
+def test_a_finalizer_may_wait_for_a_thread_that_begins_a_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[bool] = []
+
+    def collect() -> None:
+        thread = threading.Thread(target=lifetimes._freezer.enter, daemon=True)
+        thread.start()
+        thread.join(10)
+        begun.append(not thread.is_alive())
+
+    monkeypatch.setattr(gc, "collect", collect)
+    monkeypatch.setattr(lifetimes, "_COLLECTION_INTERVAL", 0)
+    with freeze_gc():
+        pass
+    assert begun == [True]

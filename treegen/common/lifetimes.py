@@ -46,8 +46,7 @@ class CloseableRun(Closeable):
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self._with_blocks is not None
-        with self._with_blocks:
+        with self._with_blocks or ExitStack():  # `ExitStack.push` calls only this method
             self.close()
 
 
@@ -134,6 +133,15 @@ def freeze_gc() -> Iterator[None]:
         _freezer.exit()
 
 
+def collect_garbage() -> None:
+    """Run a full collection that includes the objects that open blocks exclude.
+
+    `gc.collect` does not find a run whose block was abandoned in a cycle of references: the block
+    is still open, and excludes the cycle.
+    """
+    _freezer.collect()
+
+
 class _Freezer:
     """Freezes the objects of the process while any block needs it, in any thread."""
 
@@ -165,9 +173,22 @@ class _Freezer:
             gc.unfreeze()
             now = time.perf_counter()
             self._seconds += now - self._entered
-            if gc.isenabled() and self._seconds > _COLLECTION_INTERVAL * self._collection_seconds:
-                gc.collect()
-                self._collection_seconds, self._seconds = time.perf_counter() - now, 0.0
+            interval = _COLLECTION_INTERVAL * self._collection_seconds
+            if not gc.isenabled() or self._seconds <= interval:
+                return
+            self._seconds = 0.0
+        gc.collect()  # without the lock, because a finalizer may wait for a thread in `enter`
+        self._collection_seconds = time.perf_counter() - now
+
+    def collect(self) -> None:
+        """Run a full collection without exclusions."""
+        with self._lock:
+            if self._num_blocks and not self._is_frozen_by_program:
+                gc.unfreeze()
+        gc.collect()
+        with self._lock:
+            if self._num_blocks and not self._is_frozen_by_program:
+                gc.freeze()
 
 
 _FROZEN_BY_PYTHON: Final = 1_000  # Python 3.12 starts with 375 frozen objects

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import threading
 import weakref
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import torch
 
 from treegen.common.checks import CacheMode
 from treegen.common.device import use_device
+from treegen.common.lifetimes import collect_garbage
 from treegen.common.spec import ModelSpec
 from treegen.engine.compute.cuda_graphs import estimate_row_seconds
 from treegen.engine.compute.decode_graphs import DecodeGraphs
@@ -229,7 +229,7 @@ class Engine:
     def check_ready(self) -> None:
         """Raise InputError while another run is not finished, or if the model cannot be used."""
         if self._is_running():
-            gc.collect()  # a search and its event loop refer to each other
+            collect_garbage()  # a search and its event loop refer to each other
         if self._is_running():
             if self._user:
                 raise InputError(

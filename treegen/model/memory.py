@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from treegen.common.formatting import format_bytes
+from treegen.common.lifetimes import collect_garbage
 from treegen.common.spec import ModelSpec, sum_bytes
 from treegen.errors import CacheFullError, CapacityError, arg
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
@@ -178,7 +178,7 @@ def empty_device_cache(device: torch.device) -> None:
     They contain reference cycles, so Python frees them only at a garbage collection. torch also
     keeps freed memory, which then counts as used.
     """
-    gc.collect()
+    collect_garbage()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
