@@ -218,18 +218,14 @@ def _build(
     empty_device_cache(target)
     size, free = shape.num_weights * kind.itemsize, free_bytes(target)
     size //= ranks.size if ranks is not None else 1
-    if quantization == "fp8":
-        # One byte per weight, except those of the vocabulary.
-        size = shape.num_weights + shape.vocab_size * shape.hidden * 4
-    elif quantization == "mxfp4":
-        if shape.model_type != "gpt_oss":
-            raise InputError(
-                f"mxfp4 is supported only for gpt-oss shapes, got {shape.name}; choose another "
-                "--shape"
-            )
-        size = int(shape.num_weights * MXFP4_BYTES_PER_NUMBER) + shape.vocab_size * shape.hidden * 4
-    elif quantization == "nvfp4":
-        size = shape.num_weights * 9 // 16 + shape.vocab_size * shape.hidden * 4
+    if quantization == "mxfp4" and shape.model_type != "gpt_oss":
+        raise InputError(
+            f"mxfp4 is supported only for gpt-oss shapes, got {shape.name}; choose another --shape"
+        )
+    bytes_per_number = {"fp8": 1.0, "mxfp4": MXFP4_BYTES_PER_NUMBER, "nvfp4": 9 / 16}
+    if quantization in bytes_per_number:  # all weights except those of the vocabulary
+        size = int(shape.num_weights * bytes_per_number[quantization])
+        size += shape.vocab_size * shape.hidden * 4
     if size > free:
         raise CapacityError(
             f"the weights of {shape.name} need {format_bytes(size)} in {kind}, but {target} has "

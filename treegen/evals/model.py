@@ -100,14 +100,9 @@ def load_model_facts(engine: EngineOptions, placement: "Placement | None" = None
 
     source = _source(engine)
     ranks = engine.tensor_parallel_size
-    spec = load_spec(
-        engine.model,
-        dtype,
-        device="cpu",  # the dtype is already resolved
-        kv_cache_dtype=engine.kv_cache_dtype,
-        ranks=ranks,
-        **source,
-    )
+    settings: dict[str, Any] = {"kv_cache_dtype": engine.kv_cache_dtype, "ranks": ranks, **source}
+    # The dtype is already resolved, so the device does not matter.
+    spec = load_spec(engine.model, dtype, device="cpu", **settings)
     if engine.speculates:
         from treegen.engine.speculative.speculation import check_speculation
 
@@ -117,12 +112,10 @@ def load_model_facts(engine: EngineOptions, placement: "Placement | None" = None
         spec = reproducible_spec(spec, device)
     page_size, max_rows, _ = engine.sizes(device.type)
     tokenizer = load_tokenizer(engine.model, **source, chat_template=engine.chat_template)
-    images = None
+    images, keep_template = None, engine.chat_template is not None
     if engine.images:
         processor = load_processor(numbers.directory, numbers.config, tokenizer)
-        images = processor.enable_images(
-            tokenizer, spec.vocab_size, keep_template=engine.chat_template is not None
-        )
+        images = processor.enable_images(tokenizer, spec.vocab_size, keep_template=keep_template)
     draft_token_bytes = 0
     if engine.draft_model is not None:
         from treegen.engine.speculative.draft_model import inspect_draft_model

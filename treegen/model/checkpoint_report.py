@@ -140,9 +140,8 @@ class CheckpointReport:
         if spec.recommended_note:
             lines.append(spec.recommended_note)
         if spec.unreached:
-            why = (
-                "without --images" if "images" in self.takes else "because text does not reach them"
-            )
+            takes_images = "images" in self.takes
+            why = "without --images" if takes_images else "because text does not reach them"
             lines.append(f"left out, {why}: {', '.join(spec.unreached)}")
         return safe_text("\n".join(lines))
 
