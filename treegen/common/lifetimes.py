@@ -124,7 +124,7 @@ def freeze_gc() -> Iterator[None]:
 
     Plots, for example, contain cycles. Inside, they are collected without traversing a large run.
     Cycles in frozen objects pile up if a program spends all of its time in such blocks. So a full
-    collection follows a block now and then, and takes about a hundredth of the time.
+    collection follows a block now and then, and takes at most a fiftieth of the time.
     """
     _freezer.enter()
     try:
@@ -192,5 +192,5 @@ class _Freezer:
 
 
 _FROZEN_BY_PYTHON: Final = 1_000  # Python 3.12 starts with 375 frozen objects
-_COLLECTION_INTERVAL: Final = 100  # between full collections, in multiples of their duration
+_COLLECTION_INTERVAL: Final = 50  # between full collections, in multiples of their duration
 _freezer: Final = _Freezer()
