@@ -100,9 +100,14 @@ def load_model_facts(engine: EngineOptions, placement: "Placement | None" = None
 
     source = _source(engine)
     ranks = engine.tensor_parallel_size
-    settings: dict[str, Any] = {"kv_cache_dtype": engine.kv_cache_dtype, "ranks": ranks, **source}
-    # The dtype is already resolved, so the device does not matter.
-    spec = load_spec(engine.model, dtype, device="cpu", **settings)
+    spec = load_spec(
+        engine.model,
+        dtype,
+        device="cpu",  # the dtype is already resolved
+        kv_cache_dtype=engine.kv_cache_dtype,
+        ranks=ranks,
+        **source,
+    )
     if engine.speculates:
         from treegen.engine.speculative.speculation import check_speculation
 
@@ -112,16 +117,13 @@ def load_model_facts(engine: EngineOptions, placement: "Placement | None" = None
         spec = reproducible_spec(spec, device)
     page_size, max_rows, _ = engine.sizes(device.type)
     tokenizer = load_tokenizer(engine.model, **source, chat_template=engine.chat_template)
-    images, keep_template = None, engine.chat_template is not None
+    images = None
     if engine.images:
         processor = load_processor(numbers.directory, numbers.config, tokenizer)
-        images = processor.enable_images(tokenizer, spec.vocab_size, keep_template=keep_template)
-    draft_token_bytes = 0
-    if engine.draft_model is not None:
-        from treegen.engine.speculative.draft_model import inspect_draft_model
-
-        # This raises an error for a model that cannot be used.
-        draft_token_bytes = inspect_draft_model(engine, tokenizer, dtype).kv_bytes_per_token
+        images = processor.enable_images(
+            tokenizer, spec.vocab_size, keep_template=engine.chat_template is not None
+        )
+    draft_token_bytes = _draft_token_bytes(engine, tokenizer, dtype)
     size, room = engine.cache_bytes, None
     if size is None and device.type == "cpu":
         size = memory.default_bytes(device)
@@ -143,6 +145,24 @@ def load_model_facts(engine: EngineOptions, placement: "Placement | None" = None
         align=ALIGN if engine.reproducible and device.type == "cuda" else 1,
         quantization=numbers.quantization,
     )
+
+
+def _draft_token_bytes(engine: EngineOptions, tokenizer: Any, dtype: "torch.dtype") -> int:
+    """Return the bytes of a token's keys and values in the draft model; 0 without a draft model.
+
+    Args:
+        engine: The engine options.
+        tokenizer: The model's tokenizer.
+        dtype: The type that the model computes in.
+
+    Raises:
+        InputError: the draft model cannot be used.
+    """
+    if engine.draft_model is None:
+        return 0
+    from treegen.engine.speculative.draft_model import inspect_draft_model
+
+    return inspect_draft_model(engine, tokenizer, dtype).kv_bytes_per_token
 
 
 def check_machine(engine: EngineOptions, placement: "Placement | None" = None) -> None:

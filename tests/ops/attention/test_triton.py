@@ -38,7 +38,7 @@ from treegen.ops.attention.gpu.state import StaticState
 from treegen.ops.attention.gpu.work_units import (
     HEIGHTS,
     KEY_BLOCK,
-    KEYS_PER_SPLIT,
+    KEYS_PER_SPLIT_FEW,
     WorkShape,
     build_work_list,
 )
@@ -100,7 +100,7 @@ def test_chunked_causal_prefill_beside_decode() -> None:
 
 @needs_triton
 def test_few_rows_on_long_keys_are_split() -> None:
-    groups = [[Group(0, 3, 4 * KEYS_PER_SPLIT + 5)], [Group(1, 2, 3, 2000)]]
+    groups = [[Group(0, 3, 4 * KEYS_PER_SPLIT_FEW + 5)], [Group(1, 2, 3, 2000)]]
     case = make_case(groups, [3000] * 3, heads=(2, 2))
     check(case, torch.float32, page_size=16)
     check(case, torch.float32, page_size=16, window=2500)

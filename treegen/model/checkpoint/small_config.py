@@ -24,7 +24,7 @@ _NOT_TOKENS: Final = re.compile(
 )
 _ROPE: Final = "rope_parameters"
 _ALL_ITEMS: Final = "*"
-"""The step of a path that stands for all items of a list, such as one item for each layer."""
+"""In a path, this key matches every item of a list; lists often have an item for each layer."""
 _LAYER_AFFIX: Final = re.compile(r"^(per_)?layers?_|_(per|of)_layers?$|_by_layers?$")
 """Affixes of the names of lists that have an item for each layer."""
 _BLOCK_COUNT: Final = re.compile(r"top_?k_blocks|local_blocks")

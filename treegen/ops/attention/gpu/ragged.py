@@ -15,7 +15,7 @@ import numpy as np
 
 from treegen.ops.attention.gpu.work_units import (
     HEIGHTS,
-    KEYS_PER_SPLIT,
+    KEYS_PER_SPLIT_FEW,
     NO_UNITS,
     START,
     STOP,
@@ -77,7 +77,7 @@ def _entries(
     assert items is not None
     if level.causal:
         # An item's own keys grow from pass to pass, and it always has at least one.
-        size = int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT
+        size = int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT_FEW
         causal_key = "own", size, shape, processors
         if causal_key not in items.memo:
             items.memo[causal_key] = _shape_of(level, items, shape, processors)

@@ -17,9 +17,9 @@ from treegen.ops.attention.level import HostLevel, IntArray
 HEIGHTS = (1, 16, 64, 128)
 _COSTS = (1.0, 1.6, 2.5)  # approximate relative cost of a key in a unit of the last three heights
 _PROGRAMS = (4, 4, 2, 2)  # programs of each height that keep a multiprocessor busy
-KEYS_PER_SPLIT = 128  # smallest number of keys in a split of few rows
-_KEYS_PER_SPLIT = 256  # the same with more rows
-_MAX_SPLITS = 16  # of the keys of few rows; a power of two
+_KEYS_PER_SPLIT = 256  # smallest number of keys in a split
+KEYS_PER_SPLIT_FEW = 128  # the same with few rows
+_MAX_SPLITS_FEW = 16  # largest number of splits with few rows, a power of two
 KEY_BLOCK = 64  # units start at multiples of this, so that blocks of keys do not straddle pages
 # The numbers that describe a unit, in the order in which kernels load them: part, first row, end of
 # rows, offset of the page table, first key, end of keys, position of key 0, whether the level is
@@ -213,7 +213,7 @@ def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, proce
         return max(1, min(num_splits, int(keys.max()) // _KEYS_PER_SPLIT))
     if kind == 1:
         num_splits = processors // programs
-    num_splits = max(1, min(num_splits, int(keys.max()) // KEYS_PER_SPLIT, _MAX_SPLITS))
+    num_splits = max(1, min(num_splits, int(keys.max()) // KEYS_PER_SPLIT_FEW, _MAX_SPLITS_FEW))
     return 1 << (num_splits.bit_length() - 1)
 
 
