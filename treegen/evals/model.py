@@ -156,7 +156,8 @@ def _draft_token_bytes(engine: EngineOptions, tokenizer: Any, dtype: "torch.dtyp
         dtype: The type that the model computes in.
 
     Raises:
-        InputError: the draft model cannot be used.
+        InputError: the draft model has another tokenizer, or recurrent layers.
+        ModelError: the draft model cannot be used.
     """
     if engine.draft_model is None:
         return 0
