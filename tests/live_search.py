@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 from fakes import EOS, HistoryModel, LetterTokenizer, stopping_of
 
@@ -16,6 +17,7 @@ from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest
+from treegen.ops.cache.pool import PagePool
 from treegen.prompts.plan.compile import compile_plan
 from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.plan.plan import Request
@@ -25,6 +27,8 @@ from treegen.search.live.backend import LiveBackend
 from treegen.search.run import SearchRun
 from treegen.search.tree.node import SearchFn
 from treegen.search.tree.result import name_problems
+
+_pools: WeakKeyDictionary[object, PagePool] = WeakKeyDictionary()
 
 PARAMS = SamplingParams(temperature=0.9, max_tokens=6, seed=3)
 
@@ -73,7 +77,7 @@ def backend_of(
     def make_plan(requests: Sequence[Request]):  # type: ignore[no-untyped-def]
         return compile_plan(requests, token_bytes=64, num_layers=1, sharing=sharing)
 
-    return LiveBackend(
+    backend = LiveBackend(
         tokenizer=LetterTokenizer(model.vocab_size),
         spec=spec_of(model, context_length),
         params=params,
@@ -82,6 +86,13 @@ def backend_of(
         make_plan=make_plan,
         stopping_of=lambda params: stopping_of(params, model.vocab_size),
     )
+    _pools[backend] = cache.pool
+    return backend
+
+
+def pool_of(backend: object) -> PagePool:
+    """Return the page pool of a backend that `backend_of` has made, even if it is closed."""
+    return _pools[backend]
 
 
 def run_of(

@@ -247,7 +247,7 @@ def test_questions_of_many_searches_are_computed_together(sharing: Any, passes: 
     backend = backend_of(HistoryModel(), max_rows=128, prefill_chunk=4000, sharing=sharing)
     with run_of(backend, fn, 8) as run:
         together = {result.name: result.value for result in run}
-        assert backend.scheduler.usage.prefill_steps == passes
+        assert backend.usage.prefill_steps == passes
     alone = {}
     backend = backend_of(HistoryModel(), sharing="off")
     with run_of(backend, fn, 8, concurrency=1) as run:

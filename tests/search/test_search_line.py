@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fakes import HistoryModel
-from live_search import backend_of, run_of
+from live_search import backend_of, pool_of, run_of
 
 from treegen import LLM, SamplingParams
 from treegen.search import AskTell, Budget, SearchNode, SearchResult
@@ -137,7 +137,7 @@ def test_a_budget_cuts_at_the_same_place_whatever_else_is_computed(
         assert outcomes(results, tokens=tokens) == outcomes(list(wide), tokens=tokens)
         for result in results if tokens else ():
             assert result.usage.tokens_decoded <= limits["tokens"]
-        assert backend.scheduler.run.cache.pool.num_used == 0
+        assert pool_of(backend).num_used == 0
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pytest
 from fakes import HistoryModel
-from live_search import PARAMS, backend_of, run_of
+from live_search import PARAMS, backend_of, pool_of, run_of
 from toy_search import hashed, run, run_all, start
 
 from treegen.errors import InputError
@@ -153,7 +153,7 @@ def test_a_call_of_another_session_is_refused_and_leaves_nothing_behind() -> Non
     assert not other.backend.has_work
     assert len(other.sample({foreign: 2})[foreign]) == 2
     other.close()
-    assert other.backend.scheduler.run.cache.pool.num_used == 0
+    assert pool_of(other.backend).num_used == 0
 
 
 def test_a_search_cannot_await_what_nobody_computes() -> None:
@@ -269,6 +269,63 @@ def test_a_failure_keeps_its_exception_and_traceback_but_not_the_model() -> None
     del backend
     gc.collect()
     assert alive() is None
+
+
+async def drawn(root: SearchNode) -> list[SearchNode]:
+    children = await root.sample(2)
+    await children[0].score(["ac"])
+    return children
+
+
+async def left(root: SearchNode) -> None:
+    """Leave a task behind that waits for samples."""
+    tasks.append(asyncio.ensure_future(root.sample(2)))
+    await root.sample(1, max_tokens=1)
+
+
+tasks: list[asyncio.Future[list[SearchNode]]] = []
+
+
+@pytest.mark.parametrize("fn", [drawn, broken, left])
+def test_a_closed_run_frees_its_model_without_a_garbage_collection(
+    fn: Callable[[SearchNode], Coroutine[Any, Any, Any]],
+) -> None:
+    gc.disable()
+    try:
+        model = HistoryModel(eos_bias=-9.0)
+        run = run_of(backend_of(model), fn, 3)
+        alive = weakref.ref(model)
+        del model
+        assert len(list(run)) == 3 and run.closed
+        assert alive() is None
+        assert run.usage.decoded_tokens > 0 and run.status().pages == 0
+    finally:
+        gc.enable()
+        tasks.clear()
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_nodes_of_a_session_can_be_read_but_do_not_hold_its_model(closes: bool) -> None:
+    gc.disable()
+    try:
+        model = HistoryModel(eos_bias=-9.0)
+        session = session_of(model)
+        root = session.root("acde")
+        (child,) = session.sample({root: 1})[root]
+        alive = weakref.ref(model)
+        del model
+        if closes:
+            session.close()
+            assert session.closed and session.step() == [] and session.usage.decoded_tokens == 6
+        del session
+        assert alive() is None
+    finally:
+        gc.enable()
+    assert child.path_text == child.text and child.num_context_tokens == 10
+    with pytest.raises(InputError, match="the session is closed; open a new session"):
+        child.extend("a")
+    child.drop()
+    assert not child.is_live
 
 
 def failing() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fakes import HistoryModel
-from live_search import PARAMS, backend_of, run_of
+from live_search import PARAMS, backend_of, pool_of, run_of
 
 from treegen.errors import InputError
 from treegen.search import (
@@ -186,7 +186,7 @@ def test_what_ends_the_program_ends_all_searches(kind: type[BaseException]) -> N
     with pytest.raises(kind) as caught:
         next(run)
     assert caught.value.args == (3,) and run.closed
-    assert run.backend.scheduler.run.cache.pool.num_used == 0
+    assert pool_of(run.backend).num_used == 0
 
 
 def test_a_node_is_awaited_in_the_loop_of_its_search_alone() -> None:
@@ -209,7 +209,7 @@ def test_tasks_that_a_search_leaves_behind_end_in_silence(caplog: pytest.LogCapt
     backend = backend_of(HistoryModel())
     assert [result.value for result in run_of(backend, fn, 2)] == [1, 1]
     gc.collect()
-    assert caplog.records == [] and backend.scheduler.run.cache.pool.num_used == 0
+    assert caplog.records == [] and pool_of(backend).num_used == 0
 
 
 def test_a_stream_that_is_left_shows_what_it_has_yielded_alone() -> None:
@@ -222,7 +222,7 @@ def test_a_stream_that_is_left_shows_what_it_has_yielded_alone() -> None:
     for result in run_of(backend, fn, 5):
         assert result.error is None
         assert [node.text for node in result.tree.nodes[1:]] == [result.value]
-    assert backend.scheduler.run.cache.pool.num_used == 0
+    assert pool_of(backend).num_used == 0
 
 
 async def cannot_be_stopped(root: SearchNode) -> str:

@@ -16,7 +16,7 @@ import torch
 from fakes import HistoryModel, LetterTokenizer, stopping_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_search import PARAMS, backend_of, run_of
+from live_search import PARAMS, backend_of, pool_of, run_of
 
 from treegen.common.params import SamplingParams
 from treegen.engine.passes import prefill as prefilling
@@ -137,7 +137,7 @@ def test_any_tree_gives_the_samples_of_its_texts(
         node.drop()
     backend.scheduler.check()
     session.close()
-    assert backend.scheduler.run.cache.pool.num_used == 0
+    assert pool_of(backend).num_used == 0
 
 
 def test_branching_computes_one_token() -> None:
@@ -165,7 +165,7 @@ def test_dropping_a_node_frees_its_pages_at_once() -> None:
     session = Session(backend, PARAMS)
     root = session.root("acdefgha")
     children = session.sample({root: 4}, max_tokens=40)[root]
-    pool = backend.scheduler.run.cache.pool
+    pool = pool_of(backend)
     before = pool.num_used
     children[0].drop()
     assert pool.num_used <= before - 9
@@ -264,7 +264,7 @@ def test_searches_share_their_steps() -> None:
     model = HistoryModel(eos_bias=-9.0)
     backend = backend_of(model, max_rows=200)
     results = list(run_of(backend, two_levels, 12, concurrency=12))
-    usage = backend.scheduler.usage
+    usage = backend.usage
     assert usage.decode_steps <= 5 + 3 + 5
     assert usage.prefill_steps <= 4
     # Each level of a search prefills the last token of its nodes; the shared prompt once.
@@ -272,7 +272,7 @@ def test_searches_share_their_steps() -> None:
         usage.recomputed_tokens
     )
     assert usage.prompt_tokens_computed < 12 * 24
-    assert backend.scheduler.run.cache.pool.num_used == 0
+    assert pool_of(backend).num_used == 0
 
 
 def test_one_failing_search_fails_alone_and_keeps_its_tree() -> None:
@@ -303,8 +303,8 @@ def test_a_token_budget_ends_samples_under_way(tokens: int) -> None:
         assert result.error is None
         assert result.stopped == f"budget of {tokens} tokens reached"
         assert tokens <= result.usage.tokens_decoded < tokens + 3
-    assert backend.scheduler.usage.decoded_tokens == sum(r.usage.tokens_decoded for r in results)
-    assert backend.scheduler.run.cache.pool.num_used == 0
+    assert backend.usage.decoded_tokens == sum(r.usage.tokens_decoded for r in results)
+    assert pool_of(backend).num_used == 0
 
 
 def test_a_stream_can_be_left_and_does_not_show_chance() -> None:
@@ -389,7 +389,7 @@ def test_what_is_closed_neither_waits_nor_goes_on() -> None:
         child.extend("a")
     with pytest.raises(InputError, match="closed"):
         session.root("acde")
-    assert backend.scheduler.run.cache.pool.num_used == 0
+    assert pool_of(backend).num_used == 0
 
 
 def test_a_closed_run_has_no_results_of_what_had_not_finished() -> None:
@@ -436,14 +436,14 @@ def test_samples_that_nobody_waits_for_any_more_are_freed() -> None:
         await asyncio.sleep(0)
         root.drop()
         assert not (await late)[0].is_live
-        return len(backend.scheduler.run.store.segments), backend.scheduler.run.cache.pool.num_used
+        return len(backend.scheduler.run.store.segments), pool_of(backend).num_used
 
     backend = backend_of(HistoryModel(eos_bias=1.0))
     requests = backend.scheduler.run.requests.values
     (result,) = run_of(backend, impatient, 1)
     assert result.error is None
     assert result.value == (0, 0)
-    assert backend.scheduler.usage.decoded_tokens == result.usage.tokens_decoded
+    assert backend.usage.decoded_tokens == result.usage.tokens_decoded
 
 
 def test_tasks_that_a_search_leaves_behind_end_with_the_run() -> None:
@@ -520,7 +520,7 @@ def test_idle_caches_leave_before_rows_wait() -> None:
     session = Session(backend_of(model, num_pages=30, page_size=4), PARAMS)
     root, other = session.root("acdefgha"), session.root("hhhhhhhh")
     session.sample({root: 6}, max_tokens=16)
-    assert session.backend.scheduler.run.cache.pool.num_free < 6
+    assert pool_of(session.backend).num_free < 6
     before = session.usage.decode_steps
     children = session.sample({other: 6}, max_tokens=8)[other]
     check_children(model, other, children, replace(PARAMS, max_tokens=8))
@@ -536,7 +536,7 @@ def test_the_account_has_what_a_search_did_not_wait_for() -> None:
     backend = backend_of(HistoryModel(eos_bias=-9.0))
     results = list(run_of(backend, hasty, 3))
     assert all(result.usage.tokens_decoded > 9 for result in results)
-    assert backend.scheduler.usage.decoded_tokens == sum(r.usage.tokens_decoded for r in results)
+    assert backend.usage.decoded_tokens == sum(r.usage.tokens_decoded for r in results)
 
 
 def test_a_stream_of_no_whole_number_is_refused() -> None:
@@ -584,7 +584,7 @@ def test_what_ends_while_its_search_is_stopped_is_dropped(
         session.step()
     check_children(model, other, last.result, replace(PARAMS, max_tokens=3))
     session.close()
-    backend.scheduler.run.cache.pool.check([])
+    pool_of(backend).check([])
 
 
 def test_scores_are_computed_a_bounded_number_of_logits_at_a_time(
@@ -658,7 +658,7 @@ def test_prompts_made_before_the_first_is_computed_share_what_searches_share(
         rows=1,
     )
     assert len(list(run)) == 10
-    expected = backend.scheduler.usage.prompt_tokens_computed
+    expected = backend.usage.prompt_tokens_computed
     assert expected == 295 + 10 * 13
 
     session = Session(
@@ -699,7 +699,7 @@ def test_questions_that_are_asked_side_by_side_share_their_start() -> None:
     (result,) = run_of(backend, judge, 1)
     assert result.value == 24 and result.error is None
     # The text that is scored has a token, and the last token before it is computed for its logits.
-    assert backend.scheduler.usage.prompt_tokens_computed <= 160 + 24 * (18 + 1)
+    assert backend.usage.prompt_tokens_computed <= 160 + 24 * (18 + 1)
 
 
 def test_what_waits_still_fits_when_further_prompts_part_from_it() -> None:
@@ -784,7 +784,7 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
                 assert logprob == pytest.approx(float(expected), abs=1e-4)
                 context.append(token)
     session.close()
-    assert backend.scheduler.run.cache.pool.num_used == 0
+    assert pool_of(backend).num_used == 0
 
 
 # Time
@@ -829,7 +829,7 @@ def test_seconds_end_what_a_search_waits_for_beside_the_model(fn: SearchFn) -> N
     for result in results:
         assert result.error is None and result.stopped == "budget of 0.2 seconds reached"
         assert (result.best is not None) == (fn is beside_a_tool)
-    assert backend.scheduler.run.cache.pool.num_used == 0
+    assert pool_of(backend).num_used == 0
 
 
 def test_a_search_whose_time_is_over_leaves_the_others_alone() -> None:

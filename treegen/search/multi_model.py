@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treegen.common.checks import check_argument_types
-from treegen.common.outputs import Score
+from treegen.common.outputs import Score, Status, Usage
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.prompts.tree import Parts
@@ -20,7 +20,6 @@ from treegen.search.tree.node import SearchFn
 from treegen.search.tree.result import SearchResult, name_problems
 
 if TYPE_CHECKING:
-    from treegen.engine.scheduler import Scheduler
     from treegen.prompts.images.table import ImageTable
     from treegen.search.live.backend import LiveBackend
     from treegen.search.session import Session
@@ -113,9 +112,13 @@ class MultiModelBackend:
     # Methods of RunBackend
 
     @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler of the first LLM, from which progress is shown."""
-        return self._backends[self._first].scheduler
+    def usage(self) -> Usage:
+        """Usage of the first LLM so far."""
+        return self._backends[self._first].usage
+
+    def status(self) -> Status:
+        """Return the load of the first LLM."""
+        return self._backends[self._first].status()
 
     @property
     def closed(self) -> bool:

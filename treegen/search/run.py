@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from treegen.common.lifetimes import CloseableRun
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
@@ -20,9 +20,6 @@ from treegen.search.budget import Budget, BudgetIgnored, BudgetReached, StopReas
 from treegen.search.event_loop import IdleLoop, end_loop, run_outside_loop
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchProblem, SearchResult, warn_if_all_failed
-
-if TYPE_CHECKING:
-    from treegen.engine.scheduler import Scheduler
 
 _END_WAIT_SECONDS: Final = 0.1
 """Seconds between ending two waits of one search, in which it cleans up after the first."""
@@ -171,8 +168,12 @@ class RunBackend(Backend, Protocol):
     """A backend that computes what all searches wait for, step by step."""
 
     @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler, from which progress is read."""
+    def usage(self) -> Usage:
+        """Usage so far, over all searches."""
+        ...
+
+    def status(self) -> Status:
+        """Return the current load."""
         ...
 
     @property
@@ -274,12 +275,12 @@ class SearchRun(SearchResults):
 
     def status(self) -> Status:
         """Return the current load."""
-        return self.backend.scheduler.status()
+        return self.backend.status()
 
     @property
     def usage(self) -> Usage:
         """Usage so far, over all searches."""
-        return self.backend.scheduler.usage
+        return self.backend.usage
 
     def levels(self) -> tuple[LevelRows, ...]:
         """Return no attention levels, because they are not reported for searches."""

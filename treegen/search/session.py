@@ -262,7 +262,7 @@ class Session(Closeable, NonCopyable):
     @property
     def usage(self) -> Usage:
         """Usage of the session so far, over all searches."""
-        return self.backend.scheduler.usage
+        return self.backend.usage
 
     @property
     def closed(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from treegen.common.outputs import Completion, Score
+from treegen.common.outputs import Completion, Score, Status
 from treegen.common.params import SamplingParams
 from treegen.common.spec import ModelSpec
 from treegen.engine.features.grammar_state import start_state
@@ -38,7 +38,18 @@ from treegen.search.live.prompts import PromptIndex, check_fits
 
 
 class LiveBackend:
-    """The Backend of searches that share the steps of one scheduler."""
+    """The Backend of searches that share the steps of one scheduler.
+
+    Nodes and their searches refer to each other and to the backend, so a closed backend refers to
+    the scheduler no more: its memory is freed without a garbage collection.
+
+    Attributes:
+        scheduler: Computes the steps; only until the backend is closed.
+        prompts: Finds the segments of prompts; only until the backend is closed.
+        usage: Usage so far, over all searches.
+        new: Results that were requested since it was last cleared.
+        closed: Whether the searches have ended and their pages are free.
+    """
 
     def __init__(
         self,
@@ -73,6 +84,7 @@ class LiveBackend:
         self._make_plan, self._stopping_of = make_plan, stopping_of
         self._before, self._own_before = before or DrawCounter(), DrawCounter()
         self.scheduler = make_scheduler(stopping_of(params), self._on_search_sample)
+        self.usage, self._last_status = self.scheduler.usage, self.scheduler.status()
         self.prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer = Detokenizer(tokenizer)
         self._appended = AppendedTextEncoder(tokenizer, spec, images)
@@ -318,9 +330,9 @@ class LiveBackend:
         self._tickets[request.index] = ticket, request
 
     def _cancel(self, ticket: LiveResults[Any]) -> None:
-        counts = self.scheduler.run.rows.count
         for request in list(ticket.requests):
             if ticket.search.budget.tokens is None:
+                counts = self.scheduler.run.rows.count
                 decoded = int(counts[list(request.slots or ())].sum())
                 ticket.search.usage.tokens_decoded += decoded
             self.scheduler.cancel(request.index)
@@ -341,7 +353,11 @@ class LiveBackend:
     def has_work(self) -> bool:
         """Whether a requested result has not been computed."""
         # Scores may have arrived outside a step, while something else was cancelled.
-        return self.scheduler.has_work or bool(self.scheduler.scores)
+        return not self.closed and (self.scheduler.has_work or bool(self.scheduler.scores))
+
+    def status(self) -> Status:
+        """Return the current load, or the load at the end if the backend is closed."""
+        return self._last_status if self.closed else self.scheduler.status()
 
     def step(self) -> None:
         """Run one forward pass over what all searches wait for."""
@@ -417,6 +433,9 @@ class LiveBackend:
         self.scheduler.scores.clear()
         for search in {ticket.search: None for ticket in self._open}:
             search.stop("the session was closed", StopReason.CLOSED)
+        self._last_status = self.scheduler.status()
+        # The functions are methods of the LLM.
+        del self.scheduler, self.prompts, self._make_plan, self._stopping_of
 
     def _check_open(self) -> None:
         if self.closed:
