@@ -1,9 +1,13 @@
 """What ranks of a model are told to load so that one of them fails."""
 
+from typing import Any
+from unittest.mock import patch
+
 import torch
 
 from treegen.engine.compute.model_runner import TokenChecksum
 from treegen.model.model import Model
+from treegen.model.parallel import shared_memory
 from treegen.model.parallel.ranks import Ranks
 
 
@@ -22,3 +26,31 @@ def draw_other_tokens(*, device: object, ranks: Ranks) -> Model:
         agreement.update(torch.tensor([[5], [7 + ranks.rank]]))
         agreement.compare_ranks()
     raise AssertionError("nobody saw it")
+
+
+class SymmetricMemory:
+    """torch's symmetric memory, which only rank 0 can allocate."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def empty(self, size: int, **_: object) -> torch.Tensor:
+        if self.rank:
+            raise RuntimeError("CUDA driver error: operation not supported")
+        return torch.empty(size, dtype=torch.uint8)
+
+    def rendezvous(self, *_: object) -> None:
+        raise AssertionError("rank 0 waits for a rank that does not come")
+
+
+def share_memory_of_rank_0(*, device: object, ranks: Ranks) -> Any:
+    """Whether no rank shares memory, because rank 1 cannot allocate its own."""
+    memory = SymmetricMemory(ranks.rank)
+    with (
+        patch.object(shared_memory, "import_module", lambda name: memory),
+        patch.object(shared_memory, "_has_atomics", lambda *devices: True),
+        patch.object(shared_memory, "_shared", []),
+    ):
+        gpu = torch.device("cuda", ranks.rank)
+        shared = shared_memory.share_memory(ranks.rank, ranks.size, gpu, ranks.agree)
+    return ranks.all_reduce_min(shared is None)

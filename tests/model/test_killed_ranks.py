@@ -20,6 +20,7 @@ from treegen.errors import ModelError, WorkerError
 from treegen.model import rank_processes
 from treegen.model.model import Model
 from treegen.model.parallel import ranks as parallel_ranks
+from treegen.model.parallel import shared_memory
 from treegen.model.parallel.ranks import RankLeader, Ranks, abort, join, leave
 from treegen.model.rank_processes import RankGroup
 
@@ -123,11 +124,11 @@ def test_a_group_is_left_although_no_thread_can_be_started(
 def test_a_group_is_left_that_fails_while_it_shares_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Ranks) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("connection closed by peer")
 
     leader = Alone()
-    monkeypatch.setattr(parallel_ranks, "_share_memory", fail)
+    monkeypatch.setattr(parallel_ranks, "share_memory", fail)
     with pytest.raises(RuntimeError, match="closed by peer"):
         join(0, 1, torch.device("cpu"), tmp_path, leader)
     leave(leader)
@@ -144,13 +145,12 @@ def test_memory_that_could_not_be_shared_is_not_shared_by_a_later_group(
         attempts.append(where)
         raise RuntimeError("pidfd_getfd: operation not permitted")
 
-    monkeypatch.setattr(parallel_ranks, "SharedBuffer", fail)
-    monkeypatch.setattr(parallel_ranks, "_shared", [])
-    monkeypatch.setattr(parallel_ranks, "_has_atomics", lambda device, peer: True)
-    monkeypatch.setattr(parallel_ranks, "_all_reduce_min", int)
+    monkeypatch.setattr(shared_memory.SharedBuffer, "allocate", lambda device: torch.empty(0))
+    monkeypatch.setattr(shared_memory.SharedBuffer, "__init__", fail)
+    monkeypatch.setattr(shared_memory, "_shared", [])
+    monkeypatch.setattr(shared_memory, "_has_atomics", lambda device, peer: True)
     for _ in range(2):
-        ranks = Ranks(0, 2, torch.device("cuda", 0), Alone())
-        assert parallel_ranks._share_memory(ranks) is None
+        assert shared_memory.share_memory(0, 2, torch.device("cuda", 0), bool) is None
     assert len(attempts) == 1
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 import tiny_models
 from engine_cases import tree_of
-from failing_ranks import draw_other_tokens, fail_in_rank_1
+from failing_ranks import draw_other_tokens, fail_in_rank_1, share_memory_of_rank_0
 from forked_ranks import forked_group
 from processes import descendants, living
 
@@ -80,6 +80,12 @@ def test_a_rank_that_is_killed_while_it_starts() -> None:
 def test_an_error_of_one_rank_is_told(what: Callable[..., Model], message: str) -> None:
     with forked_group(2) as group, pytest.raises(WorkerError, match=message):
         group.load(what)
+
+
+def test_no_rank_waits_for_the_memory_of_a_rank_that_has_none() -> None:
+    with forked_group(2) as group:
+        shares_none: Any = group.load(share_memory_of_rank_0)
+    assert shares_none == 1
 
 
 def test_no_rank_that_lives_is_waited_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -58,6 +59,19 @@ def use_context_value(variable: ContextVar[_T], value: _T) -> Iterator[None]:
         yield
     finally:
         variable.reset(token)
+
+
+@contextmanager
+def use_environment_default(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable until the end of a `with` block, unless the user has set it."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 class NonCopyable:

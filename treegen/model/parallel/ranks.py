@@ -7,18 +7,12 @@ treats as opaque, and on GPUs both can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
-from importlib import import_module
-from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
 from weakref import WeakSet
@@ -28,15 +22,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import linear
 
+from treegen.common.lifetimes import use_environment_default
 from treegen.common.synchronization import run_in_daemon
 from treegen.errors import InputError, arg
+from treegen.model.parallel.shared_memory import SharedBuffer, share_memory
 
 TIMEOUT: Final = 900.0
 """Seconds after which a rank stops waiting for the others."""
 _POLL_SECONDS: Final = 0.1
 _JOIN_SECONDS: Final = 2.0  # seconds for a join to finish once a rank has died
 _ABORT_SECONDS: Final = 30.0  # seconds for an abort to finish
-_RELEASE_SECONDS: Final = 2.0  # seconds after a rank has died in which more sums may be launched
 
 # torch 2.13 renames this function.
 _all_gather: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -44,13 +39,6 @@ _joined: list[Ranks] = []  # the ranks of this process, for the operators; at mo
 _aborted: list[Ranks] = []  # the ranks whose process group is being aborted; at most one item
 _WATCHDOG: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a process group is made
 _abort_lock: Final = threading.RLock()  # held while ranks are taken from `_joined`
-_NO_MULTICAST: Final = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # read when ranks exchange their memory
-_NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-_SHARED_BYTES: Final = 64 << 20
-_ONE_SHOT_BYTES: Final = 512 << 10  # larger sums are faster if each rank adds up a part
-_SHARING_SIZES: Final = (2,)  # numbers of ranks whose sums were tested in shared memory
-# The buffer of this process, which is never freed; None if the only attempt to make one has failed.
-_shared: list[SharedBuffer | None] = []
 
 
 class RankLeader(Protocol):
@@ -77,65 +65,6 @@ class RankLeader(Protocol):
     def fail(self, reason: str) -> None:
         """End the other ranks because this process failed in a shared computation."""
         ...
-
-
-class SharedBuffer:
-    """GPU memory in every rank that all ranks have mapped, for sums by torch's kernels.
-
-    torch's symmetric memory numbers the exchanges of a process, and later groups of rank 0 have new
-    followers, which count from 0. So only one group of a process exchanges memory. The kernels wait
-    for signals of the other ranks and cannot be aborted, so `release` sends these signals after a
-    rank has died.
-    """
-
-    dtypes: Final = (torch.bfloat16, torch.float32)
-
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
-        """Exchange the memory with the other ranks. A collective."""
-        symmetric = import_module("torch.distributed._symmetric_memory")
-        self._group: str = dist.group.WORLD.group_name  # type: ignore[union-attr]
-        self._bytes: Tensor = symmetric.empty(_SHARED_BYTES, dtype=torch.uint8, device=device)
-        with _set_environment(_NO_MULTICAST, "1"):
-            handle = symmetric.rendezvous(self._bytes, self._group)
-        pads = [handle.get_signal_pad(peer, dtype=torch.int32) for peer in range(size)]
-        self._own_pad, self._peer_pads = pads.pop(rank), pads
-        self._ones = torch.ones_like(self._own_pad)
-        self._zeros = torch.zeros_like(self._own_pad)
-        self._device, self._stream = device, torch.cuda.Stream(device)
-        torch.cuda.synchronize(device)
-
-    def view_like(self, tensor: Tensor) -> Tensor | None:
-        """Return memory like a tensor, which the next sum overwrites; None if it does not fit."""
-        nbytes = tensor.nbytes
-        fits = 0 < nbytes <= _SHARED_BYTES and nbytes % 16 == 0 and tensor.is_contiguous()
-        if not fits or tensor.dtype not in self.dtypes:
-            return None
-        return self._bytes[:nbytes].view(tensor.dtype).view(tensor.shape)
-
-    def sum_into(self, view: Tensor, output: Tensor) -> None:
-        """Write the sum of a view over all ranks to `output`. A collective."""
-        if view.nbytes <= _ONE_SHOT_BYTES:
-            torch.ops.symm_mem.one_shot_all_reduce_out(view, "sum", self._group, output)
-        else:
-            torch.ops.symm_mem.two_shot_all_reduce_out(view, "sum", self._group, output)
-
-    def release(self) -> None:
-        """Let kernels end that wait for dead ranks, also those that are launched soon.
-
-        The results of all sums are then undefined.
-        """
-        synchronize = partial(torch.cuda.synchronize, self._device)
-        idle, deadline = run_in_daemon("treegen-synchronize", synchronize), inf
-        with torch.cuda.stream(self._stream):
-            while time.monotonic() < deadline:
-                # A kernel waits until its pad has a one, and until the pad of a peer has a zero.
-                for signal in (self._ones, self._zeros):
-                    self._own_pad.copy_(signal)
-                    for pad in self._peer_pads:
-                        pad.copy_(self._zeros)
-                self._stream.synchronize()
-                if idle.done():
-                    deadline = min(deadline, time.monotonic() + _RELEASE_SECONDS)
 
 
 @dataclass(eq=False, slots=True)
@@ -166,7 +95,18 @@ class Ranks:
 
     def all_reduce_min(self, number: int) -> int:
         """Return the minimum of a number over all ranks. A collective: each rank must call this."""
-        return _all_reduce_min(number)
+        lowest = torch.tensor([int(number)])
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+        return int(lowest)
+
+    def agree(self, able: bool) -> bool:
+        """Return whether all ranks are able to do something. A collective.
+
+        Raises:
+            WorkerError: a rank has died, so this group may be gone, and another one in its place.
+        """
+        self.check()
+        return bool(self.all_reduce_min(able))
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrite a dense tensor with that of rank 0. A collective: each rank must call this."""
@@ -252,7 +192,7 @@ def join(
                 **options,
             )
             _joined.append(ranks)  # so that the group is aborted if sharing memory fails
-            ranks.shared = _share_memory(ranks)
+            ranks.shared = share_memory(rank, size, device, ranks.agree)
 
     if leader is None:
         begin()
@@ -262,63 +202,13 @@ def join(
     return ranks
 
 
-def _share_memory(ranks: Ranks) -> SharedBuffer | None:
-    """Return memory that all ranks share, or None if a rank cannot share its own. A collective."""
-    if ranks.device.type != "cuda":
-        return None
-    own = ranks.device.index
-    able = ranks.size in _SHARING_SIZES and not _shared
-    able = able and all(_has_atomics(own, peer) for peer in range(ranks.size) if peer != own)
-    if not _all_reduce_min(able):
-        return None
-    _shared.append(None)
-    with suppress(RuntimeError):  # such as a driver without virtual memory management
-        _shared[0] = SharedBuffer(ranks.rank, ranks.size, ranks.device)
-    ranks.check()  # the group of a dead rank may be gone, and another group in its place
-    return _shared[0] if _all_reduce_min(_shared[0] is not None) else None
-
-
-def _has_atomics(device: int, peer: int) -> bool:
-    """Whether a GPU has atomic operations on the memory of another one, as it has over NVLink.
-
-    torch's kernels need them for their signals; over PCIe they might wait for ever.
-    """
-    supported = ctypes.c_int(0)
-    if torch.cuda.can_device_access_peer(device, peer):
-        with suppress(OSError):
-            ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute(
-                ctypes.byref(supported), _NATIVE_ATOMICS, device, peer
-            )
-    return bool(supported.value)
-
-
-def _all_reduce_min(number: int) -> int:
-    """Return the minimum of a number over all ranks. A collective."""
-    lowest = torch.tensor([int(number)])
-    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
-    return int(lowest)
-
-
 def _survive_nccl_errors() -> AbstractContextManager[None]:
     """Make process groups whose NCCL watchdog does not end this process when a rank is gone.
 
     torch's default is to abort the process. Rank 0 raises WorkerError and goes on, so it switches
     the watchdog's handling off, unless the user has set the variable.
     """
-    return _set_environment(_WATCHDOG, "0")
-
-
-@contextmanager
-def _set_environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for a while, unless the user has set it."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
+    return use_environment_default(_WATCHDOG, "0")
 
 
 def _run_while_working(begin: Callable[[], None], leader: RankLeader) -> None:
