@@ -20,10 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from treegen import LLM, SamplingParams
 from treegen.bench.shapes import build_model, shape_of
-from treegen.errors import InputError, ModelError
+from treegen.errors import CapacityError, InputError, ModelError
 from treegen.model.linear.merged import MergedLinears
 from treegen.model.load import from_module, load_model
 from treegen.model.scorers.heads import as_tree_model
+from treegen.model.training import weight_updates
 from treegen.model.training.weight_updates import stage_weights
 
 PROMPT = "Q: Ann has 3 apples and Bob 14."
@@ -304,6 +305,21 @@ def test_fp8_matrices_are_rounded_again(tmp_path: Path) -> None:
         llm, fresh = (load(path, quantization="fp8") for path in (old, new))
         llm.update(stock_of(new))
         assert draws(llm) == draws(fresh)
+
+
+def test_weights_that_do_not_fit_next_to_the_old_ones_change_nothing(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = load(paths[0], quantization="fp8")
+    want = draws(llm)
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(weight_updates, "quantize_in_chunks", fail)
+    with pytest.raises(CapacityError, match="cpu has no memory left .* pass the weights on the"):
+        llm.update(stock_of(paths[1]))
+    assert draws(llm) == want and not llm.weights_version
 
 
 def test_merged_layers_get_their_slices(paths: list[Path]) -> None:

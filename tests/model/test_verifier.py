@@ -17,7 +17,7 @@ from transformers import (
     LlamaForTokenClassification,
 )
 
-from treegen.errors import InputError, ModelError
+from treegen.errors import CapacityError, InputError, ModelError
 from treegen.model.scorers.scorer import CAUSAL, load_scorer
 from treegen.model.scorers.verifier import Verifier
 
@@ -51,6 +51,22 @@ def test_a_model_larger_than_the_free_memory_is_refused_by_name(
     monkeypatch.setattr(LlamaForSequenceClassification, "to", fail)
     with pytest.raises(ModelError, match=r"requires 0.0 GiB, which exceeds the free memory of cpu"):
         load_scorer(tmp_path, device="cpu")
+
+
+def test_texts_that_exceed_the_free_memory_are_refused_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "sequence")
+    verifier = Verifier(scorer=load_scorer(tmp_path, device="cpu"))
+
+    def fail(*_: Any, **inputs: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(LlamaForSequenceClassification, "forward", fail)
+    message = r"cpu has no memory left to score 2 texts of up to \d+ tokens at once; lower batch_size"
+    with pytest.raises(CapacityError, match=message) as caught:
+        verifier.scores([("2 + 2?", "It is 4."), ("1 + 1?", "2")])
+    assert caught.value.__context__ is None
 
 
 def logits_after(model: Any, text: str, *, special: bool = True) -> torch.Tensor:

@@ -401,6 +401,7 @@ class LLM(BaseLLM):
             InputError: the weights do not fit the model, or an argument cannot be used.
             ModelError: the weights of this model cannot be updated, or the checkpoint cannot be
                 read.
+            CapacityError: the new weights in FP8 do not fit next to the old ones.
         """
         check_cache_mode(cache)
         check_bool("check_finite", check_finite)

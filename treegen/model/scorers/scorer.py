@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from treegen.errors import InputError, ModelError, arg
+from treegen.errors import CapacityError, InputError, ModelError, arg
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,11 @@ class Scorer:
     """Maximum tokens of a text; None for no limit."""
 
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return the logits of R texts of token ids, float32 [R, labels] or [R, tokens, labels]."""
+        """Return the logits of R texts of token ids, float32 [R, labels] or [R, tokens, labels].
+
+        Raises:
+            CapacityError: the device has not enough free memory.
+        """
         import torch
 
         pad, longest = self.tokenizer.pad_token_id or 0, max(map(len, rows))
@@ -53,11 +57,19 @@ class Scorer:
         for row, tokens in enumerate(rows):
             ids[row, : len(tokens)] = torch.tensor(tokens)
             mask[row, : len(tokens)] = 1
-        with torch.inference_mode():
-            device = self.model.device
-            output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
-            logits: Tensor = output.logits.float()
-        return logits
+        device = self.model.device
+        try:
+            with torch.inference_mode():
+                output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
+                logits: Tensor = output.logits.float()
+                return logits
+        except torch.OutOfMemoryError:
+            pass  # raise outside this block, which keeps the tensors of the pass
+        raise CapacityError(
+            f"{device} has no memory left to score {len(rows):,} texts of up to {longest:,} tokens "
+            f"at once; lower {arg('batch_size=')} of the verifier, or give the LLM a smaller cache "
+            f"({arg('memory=')})"
+        )
 
     def check_length(self, rows: Sequence[Sequence[int]]) -> None:
         """Raise InputError if a text is too long for the model."""

@@ -121,6 +121,7 @@ class Verifier:
 
         Raises:
             InputError: a text is too long for the model.
+            CapacityError: the memory does not suffice.
         """
         read = [self.encode(*pair) for pair in pairs]
         return self.read([ids for ids, _ in read], [ends for _, ends in read])
@@ -132,6 +133,7 @@ class Verifier:
 
         Raises:
             InputError: a text is too long for the model.
+            CapacityError: the memory does not suffice.
         """
         self.scorer.check_length(rows)
         if self.reader is not None:

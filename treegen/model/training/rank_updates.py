@@ -11,6 +11,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from treegen.errors import CapacityError, arg
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import RankLeader, Ranks
 from treegen.model.training.weight_updates import (
@@ -66,10 +69,18 @@ def stage_update(
     Raises:
         InputError: the weights do not fit the model.
         ModelError: the model's weights cannot be updated, or the checkpoint cannot be read.
+        CapacityError: the new weights in FP8 do not fit next to the old ones.
         WorkerError: a rank has failed.
     """
     if model.ranks is None:
-        return stage_weights(model, weights, check_finite=check_finite)
+        try:
+            return stage_weights(model, weights, check_finite=check_finite)
+        except torch.OutOfMemoryError:
+            pass  # raise outside this block, which keeps the new weights
+        raise CapacityError(
+            f"{model.device} has no memory left to check the new weights next to the old ones; "
+            f"pass the weights on the CPU, or set a smaller cache ({arg('memory=')})"
+        )
     _, leader = _ranks_of(model)
     leader.check()
     saved = leader.folder / "weights"
