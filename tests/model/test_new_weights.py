@@ -317,7 +317,7 @@ def test_weights_that_do_not_fit_next_to_the_old_ones_change_nothing(
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(weight_updates, "quantize_in_chunks", fail)
-    with pytest.raises(CapacityError, match="cpu has no memory left .* pass the weights on the"):
+    with pytest.raises(CapacityError, match=r"cpu has no memory left .* pass the weights on the"):
         llm.update(stock_of(paths[1]))
     assert draws(llm) == want and not llm.weights_version
 

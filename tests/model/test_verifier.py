@@ -63,7 +63,7 @@ def test_texts_that_exceed_the_free_memory_are_refused_with_a_remedy(
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(LlamaForSequenceClassification, "forward", fail)
-    message = r"cpu has no memory left to score 2 texts of up to \d+ tokens at once; lower batch_size"
+    message = r"cpu has no memory left to score 2 texts of up to \d+ tokens at once; lower batch"
     with pytest.raises(CapacityError, match=message) as caught:
         verifier.scores([("2 + 2?", "It is 4."), ("1 + 1?", "2")])
     assert caught.value.__context__ is None

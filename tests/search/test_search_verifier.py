@@ -26,7 +26,9 @@ from transformers import (
 )
 from transformers import LlamaConfig as Config
 
+from treegen.common.bounded.templates import render_chat
 from treegen.errors import CapacityError, InputError, ModelError, ModelWarning
+from treegen.model.scorers import verifier as verifiers
 from treegen.model.scorers.scorer import load_scorer
 from treegen.model.scorers.verifier import Verifier
 from treegen.search import reward
@@ -270,6 +272,59 @@ def test_turns_are_read_where_the_model_would_answer(tmp_path: Path) -> None:
     assert texts == [first, second]
     with pytest.raises(InputError, match="turns require"):
         load_verifier(save(tmp_path / "other"), device="cpu", turns=True)
+
+
+CHAT = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}<|end|>\n{% endfor %}"
+MARKED = "{% for m in messages %}+{{ m.role }}+ {{ m.content }} +/{{ m.role }}+{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, CHAT, MARKED])
+@pytest.mark.parametrize("mark", ["+", " +\n", "yes"])
+def test_each_turn_is_read_where_the_chat_so_far_has_its_mark(
+    template: str, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, LlamaForCausalLM)
+    verifier = load_verifier(tmp_path, device="cpu", mark=mark, turns=True, share=False)
+    tokenizer = verifier.scorer.tokenizer
+    tokenizer.chat_template = template
+    rendered: list[str] = []
+
+    def render(*given: Any) -> str:
+        rendered.append(render_chat(*given))
+        return rendered[-1]
+
+    monkeypatch.setattr(verifiers, "render_chat", render)
+    steps = [f"{number} + 1+ is{mark}yes " for number in range(30)]
+    ids, ends = verifier.encode("How + many?", "\n\n".join(steps))
+    assert len(rendered) == 2  # whatever the number of steps
+    messages: list[dict[str, str]] = []
+    for number, end in enumerate(ends):
+        content = steps[number] if number else f"How + many? {steps[0]}"
+        messages.append({"role": "user", "content": content.strip()})
+        before = render_chat(tokenizer, [*messages, {"role": "assistant", "content": ""}])
+        messages.append({"role": "assistant", "content": mark})
+        text = render_chat(tokenizer, messages)
+        at = next(i for i in range(len(before)) if before[i] != text[i])
+        at = text.index(mark.strip(), at - 1 if template == MARKED else at)
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        first = next(i for i, (_, stop) in enumerate(encoded["offset_mapping"]) if stop > at)
+        assert end == first - 1 and ids[:first] == encoded["input_ids"][:first]
+    assert ids == encoded["input_ids"] and len(ends) == len(steps)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+        "{% for m in messages[-2:] %}{{ m.content }}{% endfor %}",
+    ],
+)
+def test_a_template_that_changes_the_marks_is_refused(template: str, tmp_path: Path) -> None:
+    save(tmp_path, LlamaForCausalLM)
+    verifier = load_verifier(tmp_path, device="cpu", mark="yes", turns=True, share=False)
+    verifier.scorer.tokenizer.chat_template = template
+    with pytest.raises(ModelError, match="chat template changes the mark; remove turns"):
+        verifier.encode("How many?", "1\n\n2")
 
 
 @pytest.mark.gpu

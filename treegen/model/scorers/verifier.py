@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treegen.common.bounded.templates import render_chat
 from treegen.common.checks import check_int, checked_class
@@ -208,11 +209,13 @@ class Verifier:
             ids = list(tokenizer(text, add_special_tokens=not chat)["input_ids"])
             return ids, [self.last(ids)]
         encoded = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
-        stops = np.array([stop for _, stop in encoded["offset_mapping"]])
         at -= len(body) - len(body.lstrip())
         # Find the first token that reaches the end of each step.
-        end_indices = [int(np.argmax(stops >= at + end)) for end in ends]
-        return list(encoded["input_ids"]), end_indices
+        ids, end_indices = (
+            encoded["input_ids"],
+            _token_stops(encoded).searchsorted(at + np.array(ends)),
+        )
+        return list(ids), end_indices.clip(max=len(ids) - 1).tolist()
 
     def _encode_separately(self, question: str, answer: str) -> tuple[list[int], list[int]]:
         """Tokenize question, steps and marks separately, as Skywork's models are trained."""
@@ -229,25 +232,35 @@ class Verifier:
         return ids, ends
 
     def _encode_turns(self, question: str, answer: str) -> tuple[list[int], list[int]]:
-        messages = []
-        for number, step in enumerate(_steps(answer, self.separator)):
-            content = f"{question} {step}" if not number else step
-            messages += [{"role": "user", "content": content.strip()}]
-            messages += [{"role": "assistant", "content": self.mark}]
-        tokenizer, ids, ends = self.scorer.tokenizer, [], []
-        for stop in range(2, len(messages) + 1, 2):
-            text = render_chat(tokenizer, messages[:stop])
-            at = text.rfind(self.mark.strip())
-            if at < 0:
-                raise ModelError(
-                    "the verifier's chat template changes the mark; remove turns, or pass "
-                    "another mark"
-                )
-            encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-            ids = list(encoded["input_ids"])
-            first = next(i for i, (_, end) in enumerate(encoded["offset_mapping"]) if end > at)
-            ends.append(max(first - 1, 0))
-        return ids, ends
+        """Tokenize a chat whose replies are marks, which is read before each mark."""
+        tokenizer, mark = self.scorer.tokenizer, self.mark.strip()
+        steps = _steps(answer, self.separator)
+        steps[0] = f"{question} {steps[0]}"
+
+        def render(reply: str) -> str:
+            turns = [[("user", step.strip()), ("assistant", reply)] for step in steps]
+            messages = [{"role": role, "content": text} for pair in turns for role, text in pair]
+            return render_chat(tokenizer, messages)
+
+        text = render(self.mark)
+        # Other text may contain the mark, so a character that occurs nowhere else shows its places.
+        private_use = map(chr, range(0xE000, 0xF900))
+        placeholder = next(each for each in private_use if each not in text)
+        parts = render(self.mark.replace(mark, placeholder)).split(placeholder)
+        if len(parts) != len(steps) + 1 or mark.join(parts) != text:
+            raise ModelError(
+                "the verifier's chat template changes the mark; remove turns, or pass another mark"
+            )
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        starts = np.cumsum([len(part) for part in parts[:-1]]) + np.arange(len(steps)) * len(mark)
+        # The token before the first one that ends after the start of the mark.
+        ends = _token_stops(encoded).searchsorted(starts, side="right") - 1
+        return list(encoded["input_ids"]), np.maximum(ends, 0).tolist()
+
+
+def _token_stops(encoded: Any) -> NDArray[np.int64]:
+    """Return where each token of an encoded text ends, never before an earlier token does."""
+    return np.maximum.accumulate([stop for _, stop in encoded["offset_mapping"]])
 
 
 def _steps(answer: str, separator: str) -> list[str]:
