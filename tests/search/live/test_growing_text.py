@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
+from trained_tokenizers import trained
 from transformers import AutoTokenizer
 
 from treegen.demo import model_path
+from treegen.prompts.token_bytes import token_bytes
 from treegen.prompts.token_text import TokenText
 from treegen.search.live.run import StreamedText
 
@@ -38,3 +41,45 @@ def test_pieces_add_up_to_the_text_before_the_stop(stop: str | None) -> None:
         assert text.startswith(sent)
         growing.sent = sent
         assert sent + growing.end(text) == text
+
+
+class CountingText(TokenText):
+    """Counts the tokens that are decoded."""
+
+    num_decoded = 0
+
+    def of(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        self.num_decoded += len(before) + len(tokens)
+        return super().of(before, tokens)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "llama2", "mistral", "gemma"])
+@pytest.mark.parametrize(
+    "invalid", [b"\x80", b"\xe4\xbd", b"\xf0\x9f\x98", b"\xff\xe6\x97\xa5", b"", b"\xe4"]
+)
+def test_endless_invalid_bytes_are_sent_as_the_whole_text_has_them(
+    invalid: bytes, name: str
+) -> None:
+    tokenizer = trained(name)
+    bytes_of = token_bytes(tokenizer) or {}
+    tokens_of = {data: token for token, data in bytes_of.items() if len(data) == 1}
+    draw = random.Random(invalid)
+    drawn = invalid * 400 or draw.randbytes(1500).translate(None, bytes(range(128)))
+    ends = tokenizer.encode(" and \u65e5\u672c, \n", add_special_tokens=False)
+    middle = [tokens_of[bytes([byte])] for byte in "\u65e5\u672c".encode()]
+    prompt = tokenizer.encode("Question:")
+    ids = [tokens_of[bytes([byte])] for byte in b"\x80" + drawn]
+    for rest in (ends, [*middle, *ends], []):
+        text = CountingText(tokenizer)
+        whole = text.of(prompt, [*ids, *rest])
+        text.num_decoded = 0
+        growing = StreamedText(text, ["\n"], list(prompt), len(prompt))
+        sent = ""
+        for at, token in enumerate([*ids, *rest]):
+            sent += growing.add([token])
+            assert whole.startswith(sent + growing.pending)
+            if at == len(ids) - 1:
+                expected = len(text.of(prompt, ids))
+                assert len(sent) >= expected - 150
+        assert text.num_decoded < 200 * len(ids)
+        assert sent + growing.end(whole) == whole

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -25,13 +25,17 @@ from treegen.prompts.radix import Tokens
 from treegen.prompts.replies.replies import ReplyReader, StreamingReply
 from treegen.prompts.replies.types import Part
 from treegen.prompts.stops import StopConditions
-from treegen.prompts.token_text import PARTIAL, TokenText
+from treegen.prompts.token_text import MAX_CHARACTER_TOKENS, PARTIAL, TokenText
 from treegen.prompts.tokens import TAIL
 from treegen.search.live.prompts import PromptIndex, check_fits
 
 if TYPE_CHECKING:
     from treegen.search.live.backend import LiveBackend
 
+_MAX_UNDECODED: Final = 96  # tokens that end with incomplete characters, decoded in each step
+_KEPT_UNDECODED: Final = 48  # of these tokens are decoded on
+_INVALID_TOKENS: Final = 5  # equal bytes in a row that complete no character
+_COMPARED_CHARACTERS: Final = 8  # at the ends of two texts, to see that the texts continue alike
 _SCORING = Request("score", np.empty(0, np.int32), 0, 0, 1, score_from=1)
 
 
@@ -314,7 +318,11 @@ class LiveRun(Closeable, NonCopyable):
 
 @dataclass(slots=True)
 class StreamedText:
-    """The text of a sample as it grows. A possible start of a stop string is held back."""
+    """The text of a sample as it grows.
+
+    A possible start of a stop string is held back, and so is an incomplete character. If many
+    tokens in a row end with incomplete characters, only the last characters are held back.
+    """
 
     text: TokenText
     """Decodes tokens."""
@@ -328,17 +336,53 @@ class StreamedText:
     """Text that was returned."""
     pending: str = ""
     """Decoded text that is held back."""
+    _prefix: list[int] = field(default_factory=list)
+    """Invalid bytes that stand for all earlier tokens, while bytes complete no character."""
+    _num_shown: int = 0
+    """How many characters of the tokens that are not decoded, after `_prefix`, are in `pending`."""
 
     def add(self, tokens: Sequence[int]) -> str:
         """Return the text to send after further tokens."""
         self.tokens += tokens
-        before = self.tokens[max(self.num_decoded - TAIL, 0) : self.num_decoded]
-        new = self.text.of(before, self.tokens[self.num_decoded :])
-        if new.endswith(PARTIAL):  # possibly an incomplete character
-            return ""
-        self.num_decoded = len(self.tokens)
-        self.pending += new
+        new = self._decode_new()
+        if not new.endswith(PARTIAL):
+            self.pending += new[self._num_shown :]
+            self.num_decoded, self._num_shown, self._prefix = len(self.tokens), 0, []
+        elif len(self.tokens) - self.num_decoded <= _MAX_UNDECODED or not self._shorten(new):
+            return ""  # possibly an incomplete character
         return self._send(len(self.pending) - self._count_stop_prefix())
+
+    def _decode_new(self) -> str:
+        """Return the text of `_prefix` and all tokens that are not decoded."""
+        before = self.tokens[max(self.num_decoded - TAIL, 0) : self.num_decoded]
+        new = self.tokens[self.num_decoded :]
+        return self.text.of([] if self._prefix else before, [*self._prefix, *new])
+
+    def _shorten(self, new: str) -> bool:
+        """Add all but the last characters to `pending`; return whether this was possible.
+
+        Some decoders show a row of bytes as invalid if any of them is. So one of the invalid bytes
+        stays, several times, in place of the tokens that will not be decoded again.
+
+        Args:
+            new: Text of the tokens that are not decoded; it ends with invalid bytes.
+        """
+        before = self.num_decoded, self._prefix
+        recent = self.tokens[-_KEPT_UNDECODED:]
+        invalid = next((id for id in recent if self.text.of([], [id]) == PARTIAL), None)
+        if invalid is None:
+            return False
+        self.num_decoded = len(self.tokens) - _KEPT_UNDECODED
+        self._prefix = [invalid] * _INVALID_TOKENS
+        shorter, settled = self._decode_new(), len(new) - MAX_CHARACTER_TOKENS + 1
+        # The tokens that are kept must have the characters that are compared.
+        has_compared = len(shorter) >= _INVALID_TOKENS + _COMPARED_CHARACTERS
+        if not has_compared or not shorter.endswith(new[-_COMPARED_CHARACTERS:]):
+            self.num_decoded, self._prefix = before
+            return False
+        self.pending += new[self._num_shown : settled]
+        self._num_shown = len(shorter) - (len(new) - settled)
+        return True
 
     def end(self, full_text: str) -> str:
         """Return the rest of the text, now that the whole text is known."""
