@@ -117,6 +117,18 @@ def test_cycles_between_blocks_are_collected_now_and_then(monkeypatch: pytest.Mo
     assert len(collected) == 13
 
 
+def test_blocks_collect_less_often_and_restore_the_threshold() -> None:
+    before = gc.get_threshold()
+    try:
+        for first, inside in ((700, 50_000), (0, 0), (80_000, 80_000)):
+            gc.set_threshold(first, 7, 8)
+            with freeze_gc(), freeze_gc():
+                assert gc.get_threshold()[:2] == (inside, 7)
+            assert gc.get_threshold()[:2] == (first, 7)
+    finally:
+        gc.set_threshold(*before)
+
+
 def test_what_is_set_apart_is_left_alone_and_newer_cycles_are_not() -> None:
     class Cycle:
         def __init__(self) -> None:

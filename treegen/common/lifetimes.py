@@ -107,7 +107,7 @@ def raise_gc_threshold() -> None:
 
     Imports create many objects that stay. With the default threshold, they take a quarter longer.
     """
-    gc.set_threshold(50_000)
+    gc.set_threshold(_RAISED_THRESHOLD)
 
 
 @contextmanager
@@ -136,6 +136,7 @@ def pause_gc() -> Iterator[None]:
 def freeze_gc() -> Iterator[None]:
     """Exclude the existing objects from collections inside the block; newer ones are collected.
 
+    They are collected less often than by default: the many samples and nodes of a run stay.
     Plots, for example, contain cycles. Inside, they are collected without traversing a large run.
     Cycles in frozen objects pile up if a program spends all of its time in such blocks. So a full
     collection follows a block now and then, and takes at most a fiftieth of the time.
@@ -163,6 +164,7 @@ class _Freezer:
         self._lock = threading.RLock()  # the finalizer of an object may begin a block
         self._num_blocks = 0
         self._is_frozen_by_program = False
+        self._threshold = gc.get_threshold()  # before the outermost block
         self._entered = self._seconds = 0.0  # seconds in blocks since the last full collection
         self._collection_seconds = 0.5
 
@@ -176,6 +178,9 @@ class _Freezer:
             self._is_frozen_by_program = gc.get_freeze_count() > _FROZEN_BY_PYTHON
             if not self._is_frozen_by_program:
                 gc.freeze()
+                self._threshold = gc.get_threshold()
+                if 0 < self._threshold[0] < _RAISED_THRESHOLD:
+                    gc.set_threshold(_RAISED_THRESHOLD, *self._threshold[1:])
                 self._entered = time.perf_counter()
 
     def exit(self) -> None:
@@ -185,6 +190,7 @@ class _Freezer:
             if self._num_blocks or self._is_frozen_by_program:
                 return
             gc.unfreeze()
+            gc.set_threshold(*self._threshold)
             now = time.perf_counter()
             self._seconds += now - self._entered
             interval = _COLLECTION_INTERVAL * self._collection_seconds
@@ -205,6 +211,7 @@ class _Freezer:
                 gc.freeze()
 
 
+_RAISED_THRESHOLD: Final = 50_000  # new objects until the youngest ones are collected
 _FROZEN_BY_PYTHON: Final = 1_000  # Python 3.12 starts with 375 frozen objects
 _COLLECTION_INTERVAL: Final = 50  # between full collections, in multiples of their duration
 _freezer: Final = _Freezer()

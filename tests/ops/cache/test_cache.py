@@ -45,9 +45,13 @@ def test_segments_get_consecutive_pages_where_there_are_some() -> None:
     assert len(pool.allocate(3, contiguous=True)) == 3
 
 
-def test_misuse_is_caught() -> None:
-    pool = PagePool(4)
-    pages = pool.allocate(2)
+FEW_AND_MANY = pytest.mark.parametrize("num", [2, 30])
+
+
+@FEW_AND_MANY
+def test_misuse_is_caught(num: int) -> None:
+    pool = PagePool(num + 2)
+    pages = pool.allocate(num)
     with pytest.raises(AssertionError, match="3 pages wanted, 2 free"):
         pool.allocate(3)
     with pytest.raises(AssertionError, match="wrong reference counts"):
@@ -59,12 +63,16 @@ def test_misuse_is_caught() -> None:
         pool.share(pages)
 
 
-def test_pages_freed_together_may_repeat() -> None:
-    pool = PagePool(3)
-    pages = pool.allocate(2)
+@FEW_AND_MANY
+def test_pages_freed_together_may_repeat(num: int) -> None:
+    pool = PagePool(num + 1)
+    pages = pool.allocate(num)
     pool.share(pages)
-    pool.free(np.concatenate([pages, pages]))
+    pool.free(np.concatenate([pages, pages[:1]]))
+    assert (pool.num_free, pool.num_freed) == (2, 1)
+    pool.free(pages[1:])
     pool.check([])
+    assert (pool.num_free, pool.num_freed) == (num + 1, num)
 
 
 def test_copied_tokens_arrive_in_every_layer() -> None:
@@ -96,9 +104,13 @@ def test_rows_keep_what_was_recorded_while_the_arrays_grow() -> None:
     assert rows.tokens(slots) == [tuple(row) for row in want.tolist()]
     assert [row[-2:] for row in rows.alternatives(slots)[0]] == [tuple(row) for row in top.tolist()]
     assert rows.logprobs(slots[5:6])[0][3] == -3
-    pages = rows.take_pages(slots[:50])
-    assert len(pages) == sum(24 if i % 3 == 0 else 23 for i in range(50))
-    assert not rows.num_pages[slots[:50]].any()
+    tables = [rows.table[slot, : rows.num_pages[slot]].tolist() for slot in slots]
+    pages = rows.take_pages(slots[:20])
+    assert pages.tolist() == [page for table in tables[:20] for page in table]
+    taken = rows.take_tables(slots[20:50])
+    assert [table.tolist() for table in taken] == tables[20:50]
+    assert not rows.num_pages[slots[:50]].any() and not rows.table[slots[:50]].any()
+    assert rows.num_pages[slots[50]] and rows.take_tables(slots[:0]) == []
     rows.release(slots[:30])
     assert rows.num_used == 70
     again = rows.add(40)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.table import RowPhase, RowTable
 from treegen.engine.rows.token_store import NUM_SIGNALS
 from treegen.engine.segments.segment import LiveRequest
+from treegen.ops.cache.pool import Pages
 from treegen.ops.sampling.confidence import CERTAINTY, CONFIDENCE
 from treegen.prompts.plan.draws import sample_seed
 from treegen.prompts.radix import Tokens
@@ -31,6 +33,7 @@ from treegen.prompts.stops import Ending
 
 _TOKENS_PER_ROW = 4  # tokens to report in a step for each live row, which draws one token in a step
 _MAX_REPORT_STEPS = 16  # samples that ended together are reported over at most this many steps
+_NO_PAGES: Final[Pages] = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +133,18 @@ class OutputProcessor:
 
     def _end_now(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
         by_index = self._build_completions(slots, requests)
-        for at, completions in by_index:
+        for _, completions in by_index:
             self._finished += completions
-            if requests[at].makes_segments:
-                self._adopt_as_segment(requests[at], int(slots[at]), completions[0])
         finished = [at for at, _ in by_index]
-        self._retire(slots[finished], [requests[at] for at in finished])
-        self._queue.release(slots[finished])
+        slots, requests = slots[finished], [requests[at] for at in finished]
+        samples = [completions[0] for _, completions in by_index]
+        chosen = [at for at, request in enumerate(requests) if request.makes_segments]
+        if chosen:
+            self._adopt_as_segments(
+                slots[chosen], [requests[at] for at in chosen], [samples[at] for at in chosen]
+            )
+        self._retire(slots, requests)
+        self._queue.release(slots)
 
     def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
         """Remove finished rows from their requests; they keep their slots until reported."""
@@ -153,31 +161,51 @@ class OutputProcessor:
         if ended:
             self._admission.remove_rows(ended, ended=True)
 
-    def _adopt_as_segment(self, request: LiveRequest, slot: int, completion: Completion) -> None:
-        """Make a segment of a row's generated tokens; the segment takes over the row's pages."""
+    def _adopt_as_segments(
+        self, slots: Ints, requests: Sequence[LiveRequest], completions: Sequence[Completion]
+    ) -> None:
+        """Make segments of the generated tokens of rows; a segment takes over its row's pages.
+
+        Args:
+            slots: The slot of each row, [N].
+            requests: The request of each row.
+            completions: The completion of each row.
+        """
         assert self._on_search_sample is not None
-        content = self._on_search_sample(request, completion)
-        key = request.index, completion.sample_index
-        if not len(content.tokens):
-            self._run.sample_segments[key] = self._run.store.retain(request.segment)
-            return
-        rows = self._run.rows
-        at = np.array([slot])
-        in_place = rows.phase[slot] == RowPhase.LIVE
-        chain = rows.chain[slot]
-        states = None
-        if in_place:
-            states = self._queue.states.transfer_states(slot, content.num_generated)
-        self._run.sample_segments[key] = self._run.store.adopt(
-            request.segment,
-            content.tokens,
-            num_computed=min(content.num_generated, int(rows.count[slot]) - 1),
-            table=rows.take_pages(at) if in_place else np.empty(0, dtype=np.int32),
-            base=int(rows.base[slot]),
-            above=tuple(chain[chain >= 0].tolist()),
-            states=states,
-            structure=self._run.param_sets[request.params].params.structure,
+        run, rows, store = self._run, self._run.rows, self._run.store
+        contents = [*map(self._on_search_sample, requests, completions)]
+        num_tokens = np.array([len(content.tokens) for content in contents])
+        in_place = (rows.phase[slots] == RowPhase.LIVE) & (num_tokens > 0)
+        tables = iter(rows.take_tables(slots[in_place]))
+        columns = zip(
+            requests,
+            completions,
+            contents,
+            slots.tolist(),
+            in_place.tolist(),
+            rows.count[slots].tolist(),
+            rows.base[slots].tolist(),
+            rows.chain[slots].tolist(),
+            strict=True,
         )
+        for request, completion, content, slot, has_pages, count, base, chain in columns:
+            key = request.index, completion.sample_index
+            if not len(content.tokens):
+                run.sample_segments[key] = store.retain(request.segment)
+                continue
+            states = None
+            if has_pages:
+                states = self._queue.states.transfer_states(slot, content.num_generated)
+            run.sample_segments[key] = store.adopt(
+                request.segment,
+                content.tokens,
+                num_computed=min(content.num_generated, count - 1),
+                table=next(tables) if has_pages else _NO_PAGES,
+                base=base,
+                above=tuple(index for index in chain if index >= 0),
+                states=states,
+                structure=run.param_sets[request.params].params.structure,
+            )
 
     @pause_gc()
     def _build_completions(

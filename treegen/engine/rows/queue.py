@@ -330,6 +330,7 @@ class RowQueue:
         above = rows.stop[slots] - rows.base[slots]
         num_shared, num_copied = above // size, above % size
         source = np.zeros(len(slots), dtype=np.int64)
+        shared_pages: list[Pages] = []
         for segment, part in self._by_segment(slots):
             row_slots, full = slots[part], int(num_shared[part.start])
             rows.set_chain(row_slots, segment.chain)
@@ -339,8 +340,11 @@ class RowQueue:
                 first = int(rows.base[row_slots[0]]) - segment.base + full * size
                 page = segment.table[min(first // size, len(segment.table) - 1)]
                 source[part] = int(page) * size + first % size
-                shared = pool.share(segment.table[:full], len(row_slots))
-                rows.add_pages(row_slots, np.tile(shared, len(row_slots)), full)
+                if full:
+                    shared = pool.share(segment.table[:full], len(row_slots))
+                    shared_pages += [shared] * len(row_slots)
+        if shared_pages:
+            rows.add_pages(slots, np.concatenate(shared_pages), num_shared)
         fresh = -(-(above + rows.count[slots] - 1) // size) - num_shared
         rows.add_pages(slots, pool.allocate(int(fresh.sum())), fresh)
         at = np.flatnonzero(num_copied)

@@ -220,6 +220,16 @@ class RowTable:
         self.num_pages[slots] = 0
         return pages
 
+    def take_tables(self, slots: NDArray[np.int64]) -> list[Pages]:
+        """Empty the page tables of slots and return the pages of each slot."""
+        sizes = self.num_pages[slots]
+        stops, pages = sizes.cumsum().tolist(), self.take_pages(slots)
+        # Copies, because one table that lives on would keep the memory of all.
+        return [
+            pages[stop - size : stop].copy()
+            for stop, size in zip(stops, sizes.tolist(), strict=True)
+        ]
+
 
 class VerifyInput:
     """Draft tokens of R rows. Each row has one query row more than it has draft tokens.

@@ -29,6 +29,7 @@ from treegen.ops.cache.state_cache import StateCache
 from treegen.ops.kernel_modules import import_kernels
 
 Pages = NDArray[np.int32]
+_FEW_PAGES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +172,18 @@ class PagePool:
 
     def free(self, pages: Pages) -> None:
         """Drop one reference to a page for each of its occurrences in `pages`."""
-        np.subtract.at(self._refs, pages, 1)
-        counts = self._refs[pages]
-        assert (counts >= 0).all(), "freed a free page"
-        freed = len(set(pages[counts == 0].tolist()))
+        if len(pages) <= _FEW_PAGES:  # NumPy's calls would take longer than the loop
+            freed = 0
+            for page in pages.tolist():
+                count = self._refs[page] - 1
+                assert count >= 0, "freed a free page"
+                self._refs[page] = count
+                freed += count == 0
+        else:
+            np.subtract.at(self._refs, pages, 1)
+            counts = self._refs[pages]
+            assert (counts >= 0).all(), "freed a free page"
+            freed = len(set(pages[counts == 0].tolist()))
         self.num_free += freed
         self.num_freed += freed
 

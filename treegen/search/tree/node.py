@@ -421,18 +421,25 @@ class SearchNode(TextNode):
 
         A prompt may stay in memory while there is room, for other prompts with the same beginning.
         """
-        self.free()
-        for node in self.walk():
+        for node in self._list_below():
+            node._free_own()
             node.dropped = True
 
     def free(self) -> None:
         """Free the pages as `drop` does, without a mark in the tree that the node was dropped."""
-        for node in list(self.walk())[::-1]:
-            if node.branch is not None:
-                node.branch.release()
-            if node._context is not None:
-                node.search.backend.release(node._context)
-                node._context = None
+        for node in self._list_below():
+            node._free_own()
+
+    def _list_below(self) -> list[SearchNode]:
+        """Return this node and all nodes below it, children before parents."""
+        return list(self.walk())[::-1] if self.children else [self]
+
+    def _free_own(self) -> None:
+        if self.branch is not None:
+            self.branch.release()
+        if self._context is not None:
+            self.search.backend.release(self._context)
+            self._context = None
 
     def _context_of(self, llm: str | None) -> Context:
         """Return the context of the LLM named `llm`; None means the search's only or first LLM."""
