@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 import jsonlines
 
 from treegen.common.files import (
+    MAX_DATA_BYTES,
     NotRegularError,
     describe_read_error,
     max_unpacked_size,
@@ -81,7 +82,7 @@ def parse_rows(content: bytes, source: str) -> Iterator[tuple[int, dict[str, Any
 def read_data(path: Path) -> bytes:
     """Return the content of a data file; raise DataError if it cannot be read."""
     try:
-        return read_bytes(path)
+        return read_bytes(path, MAX_DATA_BYTES)
     except OSError as error:
         raise DataError(describe_read_error(path, error)) from None
 

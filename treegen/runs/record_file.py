@@ -19,7 +19,14 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-from treegen.common.files import NotRegularError, describe_read_error, is_at, open_regular
+from treegen.common.files import (
+    FileTooLargeError,
+    NotRegularError,
+    describe_read_error,
+    is_at,
+    open_regular,
+    read_lines,
+)
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import RunError, arg
 from treegen.runs.files import Lock, format_os_error, sync_directory
@@ -117,6 +124,8 @@ class RecordFile:
                     f"cannot read {path}: the path is a pipe or a device; replace the path with a "
                     "copy of the file"
                 ) from error
+            if isinstance(error, FileTooLargeError):
+                raise RunError(describe_read_error(path, error)) from error
             raise RunError(
                 f"cannot read or repair {path}: {format_os_error(error)}; check that the folder "
                 "is writable"
@@ -279,19 +288,18 @@ class RecordFile:
         """
         torn: tuple[int, int, str] | None = None
         line = b"\n"
-        with open(open_regular(self.path), "rb") as file:  # iterating over bytes splits on \n only
-            for number, line in enumerate(file, 1):
-                if torn is not None:
-                    raise self._make_corrupt_error(torn[0], torn[2])
-                try:
-                    key = read_key(line)
-                except ValueError as error:
-                    torn = (number, len(line), str(error))
-                    continue
-                first = self._offsets.setdefault(key, self._end)
-                if first != self._end:
-                    self._check_same(key, line, first, number)
-                self._end += len(line)
+        for number, line in enumerate(read_lines(self.path), 1):
+            if torn is not None:
+                raise self._make_corrupt_error(torn[0], torn[2])
+            try:
+                key = read_key(line)
+            except ValueError as error:
+                torn = (number, len(line), str(error))
+                continue
+            first = self._offsets.setdefault(key, self._end)
+            if first != self._end:
+                self._check_same(key, line, first, number)
+            self._end += len(line)
         return torn is not None or line.endswith(b"\n"), torn
 
     def _check_same(self, key: Key, line: bytes, first: int, number: int) -> None:
