@@ -222,7 +222,7 @@ class LLM(BaseLLM):
             assert keep_as is not None
             insert_prefix(request, keep_as, self.engine.cache, self.engine.prefix_cache)
 
-        sets, params_of = param_sets(params, self.stopping_of)
+        sets, params_of = param_sets(params, self.make_stop_conditions)
         scheduler = self.engine.make_scheduler(
             plan,
             sets,
@@ -246,7 +246,7 @@ class LLM(BaseLLM):
             InputError: another run of this LLM is not finished.
         """
         self.engine.check_fits(plan)
-        sets, params_of = param_sets(params, self.stopping_of)
+        sets, params_of = param_sets(params, self.make_stop_conditions)
         nothing = np.empty(0, dtype=np.int64)
         empty = replace(plan, requests=(), segments=(), segment_of=nothing, order=nothing)
         scheduler = self.engine.make_scheduler(empty, sets)
@@ -278,13 +278,17 @@ class LLM(BaseLLM):
             backend = self._search_backend(SamplingParams(), tokenizer, searches=False, user=user)
             scheduler = backend.scheduler
         else:
-            sets, _ = param_sets([], self.stopping_of)
+            sets, _ = param_sets([], self.make_stop_conditions)
             scheduler = self.engine.make_scheduler(self._plan([]), sets, user=user)
         return LiveRun(
-            scheduler, self.spec, stopping_of=self.stopping_of, before=self._before, backend=backend
+            scheduler,
+            self.spec,
+            make_stop_conditions=self.make_stop_conditions,
+            before=self._before,
+            backend=backend,
         )
 
-    def stopping_of(self, params: SamplingParams) -> StopConditions:
+    def make_stop_conditions(self, params: SamplingParams) -> StopConditions:
         """Return the stop conditions of sampling parameters; slow for new stop strings.
 
         Raises:
@@ -353,7 +357,7 @@ class LLM(BaseLLM):
             images=self.images,
             params=params,
             max_rows=self.max_rows,
-            stopping_of=self.stopping_of,
+            make_stop_conditions=self.make_stop_conditions,
             make_scheduler=lambda stopping, on_search_sample: self.engine.make_scheduler(
                 empty,
                 [ParamSet(params, stopping)],

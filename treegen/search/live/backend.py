@@ -47,7 +47,7 @@ class LiveBackend:
         spec: ModelSpec,
         params: SamplingParams,
         max_rows: int,
-        stopping_of: Callable[[SamplingParams], StopConditions],
+        make_stop_conditions: Callable[[SamplingParams], StopConditions],
         make_scheduler: Callable[
             [StopConditions, Callable[[LiveRequest, Completion], GeneratedSegment]], Scheduler
         ],
@@ -62,7 +62,7 @@ class LiveBackend:
             spec: The model's sizes and limits.
             params: Default sampling parameters.
             max_rows: Maximum number of rows that decode at once.
-            stopping_of: Returns the stop conditions of sampling parameters.
+            make_stop_conditions: Returns the stop conditions of sampling parameters.
             make_scheduler: Makes the scheduler, from the default stop conditions and the function
                 to call with every finished sample.
             make_plan: Finds what prompts share.
@@ -70,9 +70,9 @@ class LiveBackend:
             images: The model's images; None if it takes none.
         """
         self.tokenizer, self.spec, self.images = tokenizer, spec, images
-        self._make_plan, self._stopping_of = make_plan, stopping_of
+        self._make_plan, self._make_stop_conditions = make_plan, make_stop_conditions
         self._before, self._own_before = before or DrawCounter(), DrawCounter()
-        self.scheduler = make_scheduler(stopping_of(params), self._on_search_sample)
+        self.scheduler = make_scheduler(make_stop_conditions(params), self._on_search_sample)
         self.prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer = Detokenizer(tokenizer)
         self._appended = AppendedTextEncoder(tokenizer, spec, images)
@@ -208,7 +208,7 @@ class LiveBackend:
         )
         check_fits(f"node {spec.id!r}", context.segment, spec, self.scheduler.run.cache)
         self.scheduler.run.store.promote(context.segment, rows)
-        param_set = self.scheduler.run.add_params(params, self._stopping_of(params))
+        param_set = self.scheduler.run.add_params(params, self._make_stop_conditions(params))
         draw_params = self.scheduler.run.param_sets[param_set]
         if draw_params.stopping.grammar is not None:
             start_state(context.segment, spec.tokens, draw_params, draw_params.stopping.grammar)

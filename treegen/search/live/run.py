@@ -82,7 +82,7 @@ class LiveRun(Closeable, NonCopyable):
         scheduler: Scheduler,
         spec: ModelSpec,
         *,
-        stopping_of: Callable[[SamplingParams], StopConditions],
+        make_stop_conditions: Callable[[SamplingParams], StopConditions],
         before: DrawCounter | None = None,
         backend: LiveBackend | None = None,
     ) -> None:
@@ -91,12 +91,16 @@ class LiveRun(Closeable, NonCopyable):
         Args:
             scheduler: Computes the steps.
             spec: The model's sizes and limits.
-            stopping_of: Returns the stop conditions of sampling parameters.
+            make_stop_conditions: Returns the stop conditions of sampling parameters.
             before: Counts of earlier samples of each prompt.
             backend: The backend of searches that share the scheduler. Default: none.
         """
         self.scheduler, self.backend = scheduler, backend
-        self._run, self._spec, self._stopping_of = scheduler.run, spec, stopping_of
+        self._run, self._spec, self._make_stop_conditions = (
+            scheduler.run,
+            spec,
+            make_stop_conditions,
+        )
         self._before = DrawCounter() if before is None else before
         self._prompts = (
             PromptIndex(self._run.store, rows=self._run.max_rows)
@@ -125,7 +129,7 @@ class LiveRun(Closeable, NonCopyable):
             InputError: The params name tokens that the model does not have; none is added.
         """
         self._check_open()
-        stoppings = [self._stopping_of(p) for p in params]
+        stoppings = [self._make_stop_conditions(p) for p in params]
         before = DrawCounter(self._before)
         numbered = before.continue_numbering_flat(requests, [p.seed for p in params])
         numbers: list[int] = []
