@@ -18,8 +18,8 @@ from fakes import (
     HistoryModel,
     LetterTokenizer,
     keep_prefix,
-    sample_alone,
     make_stop_conditions,
+    sample_alone,
 )
 from penalized import bound_text, has_failed, language, plain, slow_logits
 

@@ -13,9 +13,9 @@ from fakes import (
     HistoryModel,
     SmallLists,
     fold_hashes,
+    make_stop_conditions,
     sample_alone,
     scheduler_of,
-    make_stop_conditions,
 )
 from live_search import spec_of
 

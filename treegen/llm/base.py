@@ -69,7 +69,7 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
     """The tokenizer, the spec, the images and everything else that plans depend on."""
     fingerprint: str
     """Identifies the weights; empty for a module that is not from a checkpoint."""
-    _before: DrawCounter
+    _draw_counter: DrawCounter
 
     @property
     def max_rows(self) -> int:
@@ -194,10 +194,11 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
         node_params = repeat_params(checked, len(requests))
         samples, skips = find_missing_samples(requests, skip)
         self._check_ready()
-        before = DrawCounter(None if skips else self._before)
-        requests = before.continue_numbering_flat(requests, [one.seed for one in node_params])
+        counter = DrawCounter(None if skips else self._draw_counter)
+        requests = counter.continue_numbering_flat(requests, [one.seed for one in node_params])
         stream = self._start(self._plan(requests), node_params, samples)
-        self._before.update(before)  # Only now, because a call that fails to start draws nothing.
+        # Only now, because a call that fails to start draws nothing.
+        self._draw_counter.update(counter)
         return stream
 
     def open_stream(self, tree: Node, params: Params | Sequence[Params]) -> Stream:
@@ -324,11 +325,12 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             contents, prompt_params, self.tokenizer, self.spec, template, self.images
         )
         self._check_ready()
-        before = DrawCounter(self._before)
-        requests = before.continue_numbering_flat(requests, [one.seed for one in prompt_params])
+        counter = DrawCounter(self._draw_counter)
+        requests = counter.continue_numbering_flat(requests, [one.seed for one in prompt_params])
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), prompt_params, samples)
-        self._before.update(before)  # Only now, because a call that fails to start draws nothing.
+        # Only now, because a call that fails to start draws nothing.
+        self._draw_counter.update(counter)
         result = run_to_end(stream, progress)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:

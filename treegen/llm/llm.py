@@ -184,7 +184,7 @@ class LLM(BaseLLM):
         self.facts = self.engine.facts(options, self.tokenizer)
         self._stoppings = StopConditionsCache()
         self._num_named = 0
-        self._before = DrawCounter()
+        self._draw_counter = DrawCounter()
 
     @property
     def cache(self) -> PagedCache:
@@ -284,7 +284,7 @@ class LLM(BaseLLM):
             scheduler,
             self.spec,
             make_stop_conditions=self.make_stop_conditions,
-            before=self._before,
+            draw_counter=self._draw_counter,
             backend=backend,
         )
 
@@ -366,7 +366,7 @@ class LLM(BaseLLM):
                 on_search_sample=on_search_sample,
             ),
             make_plan=self._plan,
-            before=self._before,
+            draw_counter=self._draw_counter,
         )
 
     # New weights

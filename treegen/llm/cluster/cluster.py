@@ -159,7 +159,7 @@ class Cluster(BaseLLM):
             images=self.images,
             num_pages=min(slot.num_pages for slot in loaded),
         )
-        self._before = DrawCounter()
+        self._draw_counter = DrawCounter()
         self._max_workers: int | None = None
         self._current: weakref.ref[ClusterRun] | None = None
         self._closed = False
@@ -273,12 +273,12 @@ class Cluster(BaseLLM):
         self, problems: Sequence[SearchProblem], seed: int | None
     ) -> list[SearchProblem]:
         """Return problems with the origins of their draws, so that the worker does not matter."""
-        before = self._before if seed is None else DrawCounter()
+        counter = self._draw_counter if seed is None else DrawCounter()
         unnamed = [problem for problem in problems if not problem.is_named]
         texts = [problem.content for problem in unnamed if isinstance(problem.content, str)]
         encoded = iter(encode_texts(texts, self.tokenizer))
         origins = {
-            problem.name: before.origin_of_search(
+            problem.name: counter.origin_of_search(
                 hash_prompt(next(encoded) if isinstance(problem.content, str) else problem.content)
             )
             for problem in unnamed

@@ -52,7 +52,7 @@ class LiveBackend:
             [StopConditions, Callable[[LiveRequest, Completion], GeneratedSegment]], Scheduler
         ],
         make_plan: Callable[[Sequence[Request]], Plan],
-        before: DrawCounter | None = None,
+        draw_counter: DrawCounter | None = None,
         images: ImageTable | None = None,
     ) -> None:
         """Create a backend without any tree.
@@ -66,12 +66,12 @@ class LiveBackend:
             make_scheduler: Makes the scheduler, from the default stop conditions and the function
                 to call with every finished sample.
             make_plan: Finds what prompts share.
-            before: Counts of earlier samples of unnamed prompts, so that new samples differ.
+            draw_counter: Counts of earlier samples of unnamed prompts, so that new samples differ.
             images: The model's images; None if it takes none.
         """
         self.tokenizer, self.spec, self.images = tokenizer, spec, images
         self._make_plan, self._make_stop_conditions = make_plan, make_stop_conditions
-        self._before, self._own_before = before or DrawCounter(), DrawCounter()
+        self._draw_counter, self._own_draw_counter = draw_counter or DrawCounter(), DrawCounter()
         self.scheduler = make_scheduler(make_stop_conditions(params), self._on_search_sample)
         self.prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer = Detokenizer(tokenizer)
@@ -87,8 +87,8 @@ class LiveBackend:
     def new_origin(self, context: Context, seed: int | None) -> str:
         """Return the origin of the seeds of a new unnamed search of a prompt."""
         assert isinstance(context, LiveContext)
-        before = self._before if seed is None else self._own_before
-        return before.origin_of_search(hash_prompt(context.segment.path_tokens()))
+        counter = self._draw_counter if seed is None else self._own_draw_counter
+        return counter.origin_of_search(hash_prompt(context.segment.path_tokens()))
 
     def add_prompts(self, contents: Sequence[str | Sequence[int]], *, rows: int) -> list[Context]:
         """Return contexts of prompts known in advance, with `rows` rows expected below each."""
