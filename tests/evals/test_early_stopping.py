@@ -66,7 +66,7 @@ def _draw(llm: LLM, path: Path, kill_after: int | None = None, **changes: Any) -
         restore_rounds(job, run)
         had = len(run.done)
         for _ in sample(
-            prepare_job(job, llm.facts), run, llm, stop=lambda: killed(run, had, kill_after)
+            prepare_job(job, llm.model_info), run, llm, stop=lambda: killed(run, had, kill_after)
         ):
             pass
         results, _ = write_results(job, run)

@@ -67,7 +67,7 @@ def sample(
         return
     job = prepared.job
     recorder = SampleRecorder(job, run, judging, verdicts)
-    keep_job_images(job, run, prepared.facts.images)
+    keep_job_images(job, run, prepared.model_info.images)
     if job.choices:
         yield from sample_choices(prepared, recorder, llm, stop=stop)
         return
@@ -116,7 +116,7 @@ def sample(
 def _start_forecast(job: Job, run: RunDir, llm: "BaseLLM") -> TimeForecast:
     """Return a forecast that has seen the lengths of the stored samples."""
     forecast = TimeForecast(
-        job.settings.sampling.max_tokens, shares_speed=llm.facts.device_type == "cpu"
+        job.settings.sampling.max_tokens, shares_speed=llm.model_info.device_type == "cpu"
     )
     for record in run.records():
         forecast.finish(record["num_tokens"], before=True)

@@ -181,7 +181,7 @@ class LLM(BaseLLM):
         self.spec, self.images = self.model.spec, self.model.images
         self.fingerprint = self.model.fingerprint
         self.engine = Engine(self.model, options, self.tokenizer)
-        self.facts = self.engine.facts(options, self.tokenizer)
+        self.model_info = self.engine.make_model_info(options, self.tokenizer)
         self._stoppings = StopConditionsCache()
         self._num_named = 0
         self._draw_counter = DrawCounter()
@@ -199,10 +199,12 @@ class LLM(BaseLLM):
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return self.engine.plan(requests)
 
-    def adopt_plan(self, plan: Plan, facts: ModelInfo) -> Plan:
+    def adopt_plan(self, plan: Plan, model_info: ModelInfo) -> Plan:
         """Return a plan for this LLM; segments end where kept prefixes end."""
         return (
-            self._plan(plan.requests) if self.list_prefixes() else super().adopt_plan(plan, facts)
+            self._plan(plan.requests)
+            if self.list_prefixes()
+            else super().adopt_plan(plan, model_info)
         )
 
     def _check_ready(self) -> None:
