@@ -119,7 +119,7 @@ def test_a_problem_is_shown_with_samples_and_votes(treegen: Command, run: Path) 
     assert [sample["index"] for sample in found["samples"]] == list(range(5))
     assert found["answer"] == "7" and found["vote"]["answer"] in found["vote"]["tied"]
     for sample in found["samples"]:
-        assert f"--- sample {sample['index']}: {sample['fate']}" in done.out
+        assert f"--- sample {sample['index']}: {sample['outcome']}" in done.out
         assert sample["text"].strip() in done.out
     strict = treegen("show", run, "-p", "p7", "--filter", "strict-match")
     assert "Answer (strict-match)" in strict.out
