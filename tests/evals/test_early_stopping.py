@@ -219,7 +219,7 @@ def test_a_stopped_vote_is_of_the_procedure() -> None:
         todo = rounds.take_due()
     voters = rounds.voters()
     assert set(voters) == set(names) and drawn == sum(voters.values())
-    assert rounds.spared == 300 * 24 - drawn
+    assert rounds.num_not_drawn == 300 * 24 - drawn
     ends = []
     for _ in range(4000):
         answers = ["a" if rng.random() < 0.6 else "b" for _ in range(24)]

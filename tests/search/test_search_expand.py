@@ -17,7 +17,7 @@ from treegen.search.tree.result import SearchOutcome, SearchResult
 THOUGHTS = [
     Expand(5, stop=".", max_tokens=40),
     Expand(3, stop=".", max_tokens=40, keep=4, scorer="mean_logprob"),
-    Expand(1, given="c", max_tokens=8),
+    Expand(1, prefix="c", max_tokens=8),
 ]
 
 

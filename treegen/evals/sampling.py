@@ -158,7 +158,7 @@ class _ProgressTracker:
             self._interval = self._tally.estimate() if self._tally else None
             self._levels = self._stream.levels() if draws else ()
         status, usage = self._stream.status(), self._stream.usage
-        done, planned = len(self._run.done), self._run.info.planned - self._run.spared
+        done, planned = len(self._run.done), self._run.info.planned - self._run.num_not_drawn
         rows = status.rows if draws else 0
         tokens = usage.decoded_tokens if draws else usage.prompt_tokens_computed
         seconds, forecast = time.monotonic() - self._start, None
@@ -257,7 +257,7 @@ class _RoundFeeder:
             self._stream.add_work(
                 [(self._index_of[name], indices) for name, indices in due], floors
             )
-        self._run.spared = self._rounds.spared
+        self._run.num_not_drawn = self._rounds.num_not_drawn
 
 
 def sample_choices(

@@ -306,7 +306,7 @@ class ClusterRun:
                 level.depth,
                 total.segments + level.segments,
                 total.rows + level.rows,
-                total.kept + level.kept,
+                total.kept_rows + level.kept_rows,
             )
         return tuple(by_depth[depth] for depth in sorted(by_depth))
 
