@@ -453,7 +453,7 @@ def test_evalplus_has_a_verdict_for_each_part() -> None:
     assert not task.score_outcome("Own/0", ProgramOutcome(None, "no_program", ""))["base"].correct
 
 
-def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:
+def test_a_wrong_reference_is_reported_and_not_scored(tmp_path: Path) -> None:
     row = {
         "task_id": "Mbpp/1",
         "prompt": '""" f """\n',

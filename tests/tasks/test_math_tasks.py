@@ -101,7 +101,7 @@ def test_aime_rows(tmp_path: Path, row: dict[str, Any], want: tuple[Any, ...]) -
     assert (problem.id, problem.question, problem.answer, problem.metadata["year"]) == want
 
 
-def test_aime_rows_that_cannot_be_used_are_told_by_line(tmp_path: Path) -> None:
+def test_unusable_aime_rows_are_skipped_with_their_lines(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         AIME_ROW,
         {"answer": 3},

@@ -156,9 +156,7 @@ def test_only_a_program_that_worked_is_judged_again_alone() -> None:
     ("seconds", "starved"),
     [(0.001, True), (0.008, False), (0.02, False), (0.2, True), (1.5, False)],
 )
-def test_a_program_that_was_kept_from_a_core_is_told_from_one_that_waits(
-    seconds: float, starved: bool
-) -> None:
+def test_starved_programs_differ_from_waiting_programs(seconds: float, starved: bool) -> None:
     late = TestResult(ProgramStatus.TIMEOUT, seconds=seconds)
     assert _is_starved(late, Limits(cpu_seconds=1.0), min_cpu_seconds=0.01) == starved
     assert not _is_starved(replace(late, verdict=ProgramStatus.ACCEPTED), Limits(), 0.01)
@@ -434,7 +432,7 @@ def test_programs_that_wait_hold_up_the_others_for_a_tenth_of_the_time(sandbox: 
     assert all(sum(test.retried for test in tests) <= 1 for tests in results)
 
 
-def test_who_may_be_alone() -> None:
+def test_one_program_runs_alone_at_a_time() -> None:
     quiet = _ExclusiveGate(workers=2)
 
     def ask() -> bool:
