@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from treegen.common.files import (
+    MAX_LINE_BYTES,
     FileTooLargeError,
     NotRegularError,
     describe_read_error,
@@ -305,7 +306,7 @@ class RecordFile:
     def _check_same(self, key: Key, line: bytes, first: int, number: int) -> None:
         with open(open_regular(self.path), "rb") as file:
             file.seek(first)
-            earlier = file.readline()
+            earlier = file.readline(MAX_LINE_BYTES)
         texts = []
         for offset, line_read in ((first, earlier), (self._end, line)):
             try:
