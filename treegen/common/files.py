@@ -21,6 +21,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -127,9 +128,19 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
         OSError: The file cannot be read, or is no regular file.
     """
     with open(open_regular(path), "rb") as file:
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            _check_size(len(line), MAX_LINE_BYTES, "a line", path)
+        for line in iterate_lines(file):
+            check_line(line, path)
             yield line
+
+
+def iterate_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Return the lines of an open file; a longer line than `check_line` accepts is cut."""
+    return iter(partial(file.readline, MAX_LINE_BYTES + 1), b"")
+
+
+def check_line(line: bytes, path: str | os.PathLike[str]) -> None:
+    """Raise FileTooLargeError if a line of a file has more than `MAX_LINE_BYTES` bytes."""
+    _check_size(len(line), MAX_LINE_BYTES, "a line", path)
 
 
 def _check_size(size: int, max_bytes: int, what: str, path: str | os.PathLike[str]) -> None:

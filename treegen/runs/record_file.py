@@ -23,10 +23,11 @@ from treegen.common.files import (
     MAX_LINE_BYTES,
     FileTooLargeError,
     NotRegularError,
+    check_line,
     describe_read_error,
     is_at,
+    iterate_lines,
     open_regular,
-    read_lines,
 )
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import RunError, arg
@@ -289,18 +290,20 @@ class RecordFile:
         """
         torn: tuple[int, int, str] | None = None
         line = b"\n"
-        for number, line in enumerate(read_lines(self.path), 1):
-            if torn is not None:
-                raise self._make_corrupt_error(torn[0], torn[2])
-            try:
-                key = read_key(line)
-            except ValueError as error:
-                torn = (number, len(line), str(error))
-                continue
-            first = self._offsets.setdefault(key, self._end)
-            if first != self._end:
-                self._check_same(key, line, first, number)
-            self._end += len(line)
+        with open(open_regular(self.path), "rb") as file:
+            for number, line in enumerate(iterate_lines(file), 1):
+                if torn is not None:
+                    raise self._make_corrupt_error(torn[0], torn[2])
+                try:
+                    key = read_key(line)
+                except ValueError as error:
+                    check_line(line, self.path)
+                    torn = (number, len(line), str(error))
+                    continue
+                first = self._offsets.setdefault(key, self._end)
+                if first != self._end:
+                    self._check_same(key, line, first, number)
+                self._end += len(line)
         return torn is not None or line.endswith(b"\n"), torn
 
     def _check_same(self, key: Key, line: bytes, first: int, number: int) -> None:
