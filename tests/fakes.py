@@ -282,7 +282,7 @@ def _keys(
     return keys
 
 
-def stopping_of(params: SamplingParams, vocab_size: int = 24) -> StopConditions:
+def make_stop_conditions(params: SamplingParams, vocab_size: int = 24) -> StopConditions:
     return StopConditions(params, LetterTokenizer(vocab_size), [EOS], vocab_size)
 
 
@@ -311,7 +311,7 @@ def scheduler_of(
             model_runner=ModelRunner(model, cache, graphs, impl, prefills=prefills),
             **{"max_rows": 64, "prefill_chunk": 64, "run_ahead": False, **resources},
         ),
-        [ParamSet(params, stopping_of(params, model.vocab_size))],
+        [ParamSet(params, make_stop_conditions(params, model.vocab_size))],
         samples or [range(request.samples) for request in plan.requests],
         on_prefilled=on_prefilled,
         speculation=speculation,
@@ -398,7 +398,7 @@ def _drawn_alone(
     before: list[bool],
     num_bound: int,
 ) -> tuple[int, ...]:
-    stopping = stopping_of(params, model.vocab_size)
+    stopping = make_stop_conditions(params, model.vocab_size)
     each = ParamSet(params, stopping)
     one = SamplingBatch.of([plain(params)], torch.zeros(1, dtype=torch.int64))
     seed = torch.tensor([[row_seed(params.seed, name, index)]])

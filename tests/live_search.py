@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
-from fakes import EOS, HistoryModel, LetterTokenizer, stopping_of
+from fakes import EOS, HistoryModel, LetterTokenizer, make_stop_conditions
 
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
@@ -84,7 +84,7 @@ def backend_of(
         max_rows=max_rows,
         make_scheduler=make_scheduler,
         make_plan=make_plan,
-        stopping_of=lambda params: stopping_of(params, model.vocab_size),
+        make_stop_conditions=lambda params: make_stop_conditions(params, model.vocab_size),
     )
     _pools[backend] = cache.pool
     return backend

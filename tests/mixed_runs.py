@@ -18,8 +18,8 @@ from fakes import (
     HistoryModel,
     LetterTokenizer,
     keep_prefix,
+    make_stop_conditions,
     sample_alone,
-    stopping_of,
 )
 from penalized import bound_text, has_failed, language, plain, slow_logits
 
@@ -412,7 +412,7 @@ class MixedRun:
         ]
 
         all_params = [self.params, *map(self._params_of, range(len(wanted)))]
-        sets, params_of = param_sets(all_params, stopping_of)
+        sets, params_of = param_sets(all_params, make_stop_conditions)
 
         def make_scheduler(
             stopping: StopConditions,
@@ -443,7 +443,7 @@ class MixedRun:
             spec=ModelSpec("fake", "fake", (LayerSpec(1, 1, 1),), vocab_size, 200, (EOS,), 4),
             params=self.params,
             max_rows=max_rows,
-            stopping_of=lambda params: stopping_of(params, vocab_size),
+            make_stop_conditions=lambda params: make_stop_conditions(params, vocab_size),
             make_scheduler=make_scheduler,
             make_plan=self._plan,
         )

@@ -102,7 +102,7 @@ def make_run(
     job = load_job(resolve_eval_settings(choices))
     kept = run_settings(job, dtype="float32", fingerprint="0")
     if checkpoint is not None:
-        kept = (models := ModelLoader()).settings(job, models.facts(job.settings.engine))
+        kept = (models := ModelLoader()).settings(job, models.load_model_info(job.settings.engine))
     with RunDir.create(path, kept) as run:
         for number in range(num_problems):
             rng = random.Random(f"{seed} {number}")

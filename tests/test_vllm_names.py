@@ -172,7 +172,7 @@ def test_no_maximum_number_of_tokens() -> None:
 def test_names_of_dtypes() -> None:
     for name, dtype in (("half", "float16"), ("float", "float32")):
         with LLM("demo", memory="8MiB", dtype=name, check=False) as llm:
-            assert llm.facts.dtype == dtype
+            assert llm.model_info.dtype == dtype
 
 
 def test_names_of_arguments(chat_llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

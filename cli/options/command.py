@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from treegen.common.files import describe_read_error, read_text
 from treegen.common.foreign_names import advise_foreign
 from treegen.common.spelling import did_you_mean
+from treegen.common.yaml_texts import MAX_YAML_BYTES, parse_yaml
 from treegen.errors import InputError, arg
 
 # The user must type these permissions, because a file may come from somebody else.
@@ -117,14 +118,11 @@ def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _mapping(path: str) -> Mapping[Any, Any]:
-    import yaml
-
     try:
-        mapping = yaml.safe_load(read_text(path))
+        mapping = parse_yaml(read_text(path, MAX_YAML_BYTES))
     except OSError as error:
         raise InputError(f"--config cannot be read: {describe_read_error(path, error)}") from None
-    # Dates and numbers that Python cannot represent are ValueErrors, as is a wrong encoding.
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise InputError(
             f"--config {path} is not valid YAML: {error}; run `treegen eval --print-config` for "
             "an example"

@@ -206,7 +206,7 @@ def _view(bar: "RenderableType", now: "RunProgress") -> "RenderableType":
             f"{level.depth}",
             f"{level.segments:,}",
             f"{level.rows:,}",
-            f"{level.kept:,} rows" if level.kept else "none",
+            f"{level.kept_rows:,} rows" if level.kept_rows else "none",
         )
         for level in now.levels
     ]

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files import describe_read_error, open_regular
+from treegen.common.files import MAX_LINE_BYTES, describe_read_error, open_regular, read_lines
 from treegen.errors import DataError, InputError, arg
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.compare import Comparer
@@ -314,11 +314,10 @@ def _lines(path: Path) -> Raw:
     r"""Yield the rows of JSON Lines. Only \n ends a line."""
     offset = 0
     try:
-        with open(open_regular(path), "rb") as file:
-            for line, content in enumerate(file, start=1):
-                if content.strip(b"\xef\xbb\xbf \t\r\n"):
-                    yield str(path), line, partial(_line, path, offset, line)
-                offset += len(content)
+        for line, content in enumerate(read_lines(path), start=1):
+            if content.strip(b"\xef\xbb\xbf \t\r\n"):
+                yield str(path), line, partial(_line, path, offset, line)
+            offset += len(content)
     except OSError as error:
         raise DataError(describe_read_error(path, error)) from None
 
@@ -328,7 +327,7 @@ def _line(path: Path, offset: int, line: int) -> Fields:
     try:
         with open(open_regular(path), "rb") as file:
             file.seek(offset)
-            row = json_value(file.readline().decode("utf-8-sig"))
+            row = json_value(file.readline(MAX_LINE_BYTES).decode("utf-8-sig"))
     except OSError as error:
         raise DataError(describe_read_error(path, error)) from None
     except UnicodeDecodeError:

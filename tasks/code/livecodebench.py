@@ -40,7 +40,7 @@ from treegen.evals.task import TaskData, TaskOptions
 from treegen.prompts.tree import Node
 from treegen.tasks.apps.data import json_value
 from treegen.tasks.code.task import MEMORY_HELP, TIMEOUT_HELP, CodeTask, check_name
-from treegen.tasks.common.files import Rows, read_any, text_field
+from treegen.tasks.common.files import RowNumber, Rows, read_any, text_field
 from treegen.tasks.common.sources import HubTable, Source, load_table
 from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import Limits, SandboxPool, TestCase
@@ -318,7 +318,10 @@ class LiveCodeBench(CodeTask):
                 f"{missing} was not found in {folder}; pass the folder that you downloaded, or a "
                 "file"
             )
-        return (row for path in paths for row in read_any(path)), str(folder)
+        rows = (
+            (RowNumber(line, path, line), row) for path in paths for line, row in read_any(path)
+        )
+        return rows, str(folder)
 
 
 def _file_numbers(release: str) -> range:

@@ -9,7 +9,7 @@ from treegen.errors import DataError, InputError, arg
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
-from treegen.tasks.common.files import Rows
+from treegen.tasks.common.files import Rows, find_place
 from treegen.tasks.common.sources import bundled_rows, file_rows
 
 _Example = TypeVar("_Example")
@@ -161,9 +161,10 @@ def make_examples(rows: Rows, source: str, make: Make[_Example]) -> list[_Exampl
         DataError: A row has no example.
     """
     examples = []
-    for line, row in rows:
+    for number, row in rows:
         try:
             examples.append(make(row))
         except ValueError as error:
-            raise DataError(f"{source}, line {line}: {error}; fix or remove the line") from None
+            file, line = find_place(number, source)
+            raise DataError(f"{file}, line {line}: {error}; fix or remove the line") from None
     return examples

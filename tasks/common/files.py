@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import jsonlines
 
 from treegen.common.files import (
+    MAX_DATA_BYTES,
     NotRegularError,
     describe_read_error,
     max_unpacked_size,
@@ -30,7 +31,26 @@ KINDS: Final = (".jsonl", ".csv", ".parquet")
 _BOM: Final = b"\xef\xbb\xbf"
 
 Rows = Iterable[tuple[int, dict[str, Any]]]
-"""Rows with their line numbers, from 1."""
+"""Rows with their line numbers, from 1; of several files, with a `RowNumber`."""
+
+
+class RowNumber(int):
+    """The number of a row of several files, and the row's place in one of these files."""
+
+    file: str
+    line: int
+
+    def __new__(cls, number: int, file: Path, line: int) -> Self:
+        """Create a number with the file and the line in the file, from 1."""
+        self = super().__new__(cls, number)
+        self.file, self.line = str(file), line
+        return self
+
+
+def find_place(number: int, source: str) -> tuple[str, int]:
+    """Return the file and the line of a row's number; the file is `source` if there is only one."""
+    return (number.file, number.line) if isinstance(number, RowNumber) else (source, number)
+
 
 _BYTES_AT_ONCE: Final = 1 << 26  # bytes of a table's rows to read at once
 _VALUE: Final = 8  # bytes to count for each value of a table
@@ -62,7 +82,7 @@ def parse_rows(content: bytes, source: str) -> Iterator[tuple[int, dict[str, Any
 def read_data(path: Path) -> bytes:
     """Return the content of a data file; raise DataError if it cannot be read."""
     try:
-        return read_bytes(path)
+        return read_bytes(path, MAX_DATA_BYTES)
     except OSError as error:
         raise DataError(describe_read_error(path, error)) from None
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from treegen.errors import DataError, InputError, Message, arg
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.task import TaskOptions
-from treegen.tasks.common.files import KINDS, Rows, parse_content, read_any, text_field
+from treegen.tasks.common.files import KINDS, Rows, find_place, parse_content, read_any, text_field
 
 TASK_PAGE: Final = "; see the fields that the task reads (docs/tasks.md)"
 
@@ -58,20 +58,24 @@ def problems_of(
         DataError: Two problems have the same id, or there is no problem.
     """
     problems: dict[str, Problem] = {}
-    line_of: dict[str, int] = {}
+    place_of: dict[str, tuple[str, int]] = {}
     skipped: list[Skipped] = []
-    for line, row in rows:
+    for number, row in rows:
+        file, line = find_place(number, source)
         try:
-            problem = make(row, line)
+            problem = make(row, int(number))
         except ValueError as error:
-            skipped.append(Skipped(source, line, str(error)))
+            skipped.append(Skipped(file, line, str(error)))
             continue
-        if first := line_of.get(problem.id):
+        if first := place_of.get(problem.id):
+            places = f"{file}, lines {first[1]} and {line}"
+            if file != first[0]:
+                places = f"{first[0]}, line {first[1]}, and {file}, line {line},"
             raise DataError(
-                f"{source}, lines {first} and {line} have the same id {problem.id!r}; "
-                "change the id, or remove one of the lines"
+                f"{places} have the same id {problem.id!r}; change the id, or remove one of the "
+                "lines"
             )
-        problems[problem.id], line_of[problem.id] = problem, line
+        problems[problem.id], place_of[problem.id] = problem, (file, line)
     if not problems:
         reason = f"; {skipped[0]}" if skipped else ""
         raise DataError(f"{source} has no usable {noun}{reason}{TASK_PAGE}")

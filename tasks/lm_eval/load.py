@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from treegen.common.files import describe_read_error, read_text
 from treegen.common.spelling import did_you_mean
+from treegen.common.yaml_texts import MAX_YAML_BYTES, check_yaml
 from treegen.errors import DataError, InputError, arg, install
 from treegen.evals.registry import LM_EVAL
 
@@ -107,11 +108,22 @@ class _Reader:
 
 
 def keys_of(path: Path) -> dict[str, Any]:
-    """Return the keys of one YAML file that name things, with their values."""
+    """Return the keys of one YAML file that name things, with their values.
+
+    Raises:
+        InputError: The file is not one of lm-eval's own, and is not valid YAML or exceeds a limit.
+        OSError: The file cannot be read.
+    """
     import yaml
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    text = read_text(path)
+    text = read_text(path, MAX_YAML_BYTES)
+    if not path.is_relative_to(own_folder()):
+        try:
+            check_yaml(text)
+        except (ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())[:500]
+            raise InputError(f"{path} is not valid YAML: {reason}; fix the file") from None
     if not _ANY_KEY.search(text):  # JSON, or indented keys
         config = load_yaml(path, resolve_func=False, recursive=False)
         return {name: config[name] for name in _KEYS if name in config}
@@ -203,6 +215,10 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
         if not path.is_file():
             raise InputError(describe_read_error(path, FileNotFoundError()))
         path = path.absolute()
+        try:
+            _Reader()(path)  # index_of leaves out a file that cannot be read
+        except OSError as error:  # of the file or one that it includes
+            raise InputError(describe_read_error(error.filename or path, error)) from None
         entry = next((e for e in index_of([path]).values() if e.yaml_path == path), None)
         if entry is None:
             raise InputError(

@@ -43,7 +43,7 @@ from treegen.evals.task import TaskDefaults
 from treegen.evals.verdict import AnswerType, Verdict
 from treegen.tasks.answers.canonical import MAX_ANSWER, MAX_TEXT
 from treegen.tasks.answers.maths import MathAnswer, without_dollars
-from treegen.tasks.common.files import Rows, column, optional, read_data
+from treegen.tasks.common.files import RowNumber, Rows, column, optional, read_data
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.common.text_task import REASONING, TextTask, greedy
 
@@ -113,7 +113,8 @@ def _folder_rows(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise DataError(f"{path} is not JSON: {error}; download the file again") from None
         if not isinstance(row, dict):
             raise DataError(f"{path} is not a JSON object; download the file again")
-        yield number, {"unique_id": f"{folder.name}/{path.parent.name}/{path.name}", **row}
+        unique_id = f"{folder.name}/{path.parent.name}/{path.name}"
+        yield RowNumber(number, path, 1), {"unique_id": unique_id, **row}
 
 
 def _number(path: Path) -> tuple[int, str]:

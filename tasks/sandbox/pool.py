@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 from treegen.common.cores import count_cores
@@ -191,7 +191,7 @@ class SandboxPool(Closeable):
         """Run a program on its tests as soon as a worker is free.
 
         If the sandbox itself fails, the result's verdict is `judge_error`, and its `accepted`
-        raises.
+        raises. If the pool is closed first, `Future.result` raises CancelledError.
 
         Args:
             program: The program.
@@ -224,11 +224,16 @@ class SandboxPool(Closeable):
             stop_at_failure: Whether to skip the tests after the first failure.
 
         Raises:
-            SandboxError: The sandbox fails.
+            SandboxError: The sandbox fails, or another thread closes the pool.
             InputError: There are no tests, or they do not fit the program.
         """
         future = self.submit(program, tests, compare, stop_at_failure=stop_at_failure)
-        result = future.result()
+        try:
+            result = future.result()
+        except CancelledError:
+            raise SandboxError(
+                "this SandboxPool was closed while it ran the program; judge the program again"
+            ) from None
         if result.verdict is ProgramStatus.JUDGE_ERROR:
             raise SandboxError(
                 f"the judge failed: {result.tests[-1].detail}; judge the program again"
@@ -236,8 +241,14 @@ class SandboxPool(Closeable):
         return result
 
     def close(self) -> None:
-        """Drop programs that have not started, wait for running ones, and end all sandboxes."""
-        self._closed = True
+        """Kill running programs, drop all others, and end all sandboxes.
+
+        Programs that have not ended get no result. Results of those that have ended are kept.
+        """
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                process.kill()
         self._executor.shutdown(cancel_futures=True)
         with self._lock:
             for process in self._processes:
@@ -277,6 +288,8 @@ class SandboxPool(Closeable):
     ) -> TestResult:
         """Run one test. If the helper fails, replace it and run the test once more.
 
+        Raises CancelledError if the pool is closed meanwhile.
+
         Args:
             program: The program.
             test: The test case.
@@ -299,6 +312,8 @@ class SandboxPool(Closeable):
                 self._discard_process()
                 detail = f"a bug of treegen: {type(error).__name__}: {error}"
                 result = TestResult(ProgramStatus.JUDGE_ERROR, detail=detail)
+            if self._closed:  # the program may have been killed
+                raise CancelledError
             if result.verdict is not ProgramStatus.JUDGE_ERROR or attempt:
                 break
         return result
@@ -310,6 +325,8 @@ class SandboxPool(Closeable):
             process = self._local.process = SandboxProcess(self._tier, self._runtime, self.limits)
             with self._lock:
                 self._processes.add(process)
+                if self._closed:  # before this process was in the set
+                    process.kill()
         return process
 
     def _discard_process(self) -> None:

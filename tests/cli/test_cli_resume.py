@@ -199,7 +199,7 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     assert isinstance(llm, LLM)
     llm.engine.run_ahead = True
     with RunDir.create(tmp_path / "run", wanted) as run:
-        prepared = prepare_job(job, llm.facts)
+        prepared = prepare_job(job, llm.model_info)
         steps = [now.done for now in sample(prepared, run, llm, stop=lambda: len(run.done) > 24)]
         first = job.data.problems[0].id
         assert 24 < steps[-2] < 32 <= steps[-1] == len(run.done)

@@ -119,7 +119,7 @@ def test_a_problem_is_shown_with_samples_and_votes(treegen: Command, run: Path) 
     assert [sample["index"] for sample in found["samples"]] == list(range(5))
     assert found["answer"] == "7" and found["vote"]["answer"] in found["vote"]["tied"]
     for sample in found["samples"]:
-        assert f"--- sample {sample['index']}: {sample['fate']}" in done.out
+        assert f"--- sample {sample['index']}: {sample['outcome']}" in done.out
         assert sample["text"].strip() in done.out
     strict = treegen("show", run, "-p", "p7", "--filter", "strict-match")
     assert "Answer (strict-match)" in strict.out
@@ -439,7 +439,7 @@ def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_pa
     wanted = run_settings(job, dtype="float32", fingerprint=weights)
     with RunDir.create(tmp_path / "run", wanted) as opened:
         llm = load_llm(job.settings.engine, weights)
-        seen = list(sample(prepare_job(job, llm.facts), opened, llm))
+        seen = list(sample(prepare_job(job, llm.model_info), opened, llm))
     assert seen[-1].done == 12 and seen[-1].seconds_left == 0
     assert seen[-1].estimate is not None and seen[-1].estimate.num_problems == 3
     levels = next(now.levels for now in seen if now.levels)

@@ -51,7 +51,7 @@ def _go_on(path: Path, cluster: Cluster, *, kill: int = 0) -> int:
     killed = 0
     with RunDir.resume(path, settings) as run:
         before = len(run.done)
-        for now in sample(prepare_job(job, cluster.facts), run, cluster):
+        for now in sample(prepare_job(job, cluster.model_info), run, cluster):
             loaded = [s.loaded for s in cluster._pool.slots if s.loaded is not None]
             if killed < kill and loaded and now.done > before:
                 before = now.done
@@ -217,8 +217,11 @@ def test_what_takes_an_llm_runs_on_workers_or_says_why_not(cluster: Cluster, tin
         AsyncLLM(cluster)
     assert not isinstance(cluster, LLM)
     with LLM(str(tiny), memory="4MiB") as llm:
-        assert cluster.facts.spec == llm.facts.spec and cluster.fingerprint == llm.fingerprint
-        assert cluster.facts.dtype == llm.facts.dtype
+        assert (
+            cluster.model_info.spec == llm.model_info.spec
+            and cluster.fingerprint == llm.fingerprint
+        )
+        assert cluster.model_info.dtype == llm.model_info.dtype
         prompts, params = ["one", "two"], {"max_tokens": 4, "seed": 0, "n": 2}
         outputs = zip(cluster.generate(prompts, params), llm.generate(prompts, params), strict=True)
         for actual, expected in outputs:

@@ -6,6 +6,7 @@ Nobody writes into the pipes here, so whoever opens one waits for ever.
 import ast
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,20 @@ def test_no_other_code_opens_files() -> None:
             if any(map(_opens, ast.walk(ast.parse(path.read_text())))):
                 found.add(name)
     assert found <= OWN, f"open them with treegen.common.files: {sorted(found - OWN)}"
+
+
+def test_files_are_read_with_limits() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for folder in ("treegen", "tasks", "cli")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if "sandbox" not in path.parts and path.name != "worker_server.py"  # reads /proc
+        for line in path.read_text().splitlines()
+        if re.search(
+            r"\b(file|stream)\.(read|readline|readlines)\(\)|in (enumerate\()?file[,:)]", line
+        )
+    ]
+    assert not found, "read them with treegen.common.files"
 
 
 @pytest.fixture

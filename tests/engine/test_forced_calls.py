@@ -249,4 +249,4 @@ def test_a_search_cannot_go_on_from_a_sample_that_failed(tmp_path: Path) -> None
 def test_a_structure_without_a_first_token_is_refused(tmp_path: Path) -> None:
     llm = LLM(str(checkpoint_of(tmp_path, "added")), device="cpu", memory="8MiB", check=False)
     with pytest.raises(InputError, match="grammar cannot be used"):
-        llm.stopping_of(SamplingParams(grammar="start: <[9999]>"))
+        llm.make_stop_conditions(SamplingParams(grammar="start: <[9999]>"))

@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 import torch
 from engine_cases import load
-from fakes import LetterTokenizer, stopping_of
+from fakes import LetterTokenizer, make_stop_conditions
 from transformers import AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
@@ -466,7 +466,7 @@ def test_min_tokens_and_stop_strings_by_hand() -> None:
     for _ in range(300):
         least = int(rng.integers(0, 6))
         stops = ["".join(rng.choice(list("cde"), rng.integers(1, 4))) for _ in range(2)]
-        stopping = stopping_of(SamplingParams(stop=stops, min_tokens=least, max_tokens=12))
+        stopping = make_stop_conditions(SamplingParams(stop=stops, min_tokens=least, max_tokens=12))
         tokens = rng.integers(2, 5, 12).tolist()
         text = LetterTokenizer().decode(tokens)
         expected = None

@@ -381,7 +381,7 @@ def test_what_cannot_be_satisfied_is_refused_before_anything_runs(
 ) -> None:
     llm = load(checkpoint)
     with pytest.raises(InputError, match=re.escape(message)):
-        llm.stopping_of(SamplingParams(**how))
+        llm.make_stop_conditions(SamplingParams(**how))
 
 
 def test_a_hostile_structure_costs_a_bounded_time_and_one_line(
@@ -397,13 +397,13 @@ def test_a_hostile_structure_costs_a_bounded_time_and_one_line(
         {"grammar": f"start: {'(' * 20_000} 'a' {')' * 20_000}"},
     ):
         with pytest.raises(InputError) as caught:
-            llm.stopping_of(SamplingParams(**how))
+            llm.make_stop_conditions(SamplingParams(**how))
         assert len(str(caught.value)) < 300
     # What many patterns have in common takes several times longer with each further one.
     monkeypatch.setattr(grammars, "_MAX_COMPILE_SECONDS", 0.01)
     patterns = [{"type": "string", "pattern": f"a{{{size}}}"} for size in range(1, 20)]
     with pytest.raises(InputError, match=r"json_schema takes more than 0.01 seconds"):
-        llm.stopping_of(SamplingParams(json_schema={"allOf": patterns}))
+        llm.make_stop_conditions(SamplingParams(json_schema={"allOf": patterns}))
 
 
 def test_the_time_to_compile_is_that_of_all_its_parts(
@@ -417,12 +417,12 @@ def test_the_time_to_compile_is_that_of_all_its_parts(
         return work
 
     llm = load(checkpoint)
-    llm.stopping_of(SamplingParams(choice=["a", "b"]))
+    llm.make_stop_conditions(SamplingParams(choice=["a", "b"]))
     monkeypatch.setattr(grammars, "_MAX_COMPILE_SECONDS", 1.2)
     monkeypatch.setattr(grammars, "_compile_structure", late(grammars._compile_structure))
     monkeypatch.setattr(grammars, "_warm_up", late(grammars._warm_up))
     with pytest.raises(InputError, match=r"choice takes more than 1.2 seconds"):
-        llm.stopping_of(SamplingParams(choice=["a", "c"]))
+        llm.make_stop_conditions(SamplingParams(choice=["a", "c"]))
 
 
 @pytest.mark.parametrize(

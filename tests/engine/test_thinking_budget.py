@@ -72,7 +72,7 @@ def alone(
         logits_TV = stock(torch.tensor([[*ids, *sample.tokens]])).logits[0].float()
     tokens: list[int] = []
     logprobs: list[float] = []
-    bias = ParamSet(params, llm.stopping_of(params)).bias
+    bias = ParamSet(params, llm.make_stop_conditions(params)).bias
     one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
     open, close = params.reasoning_tags or (OPEN, CLOSE)
     begun = 0 if prompt.rstrip().endswith(open) else None

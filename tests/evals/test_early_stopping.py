@@ -66,7 +66,7 @@ def _draw(llm: LLM, path: Path, kill_after: int | None = None, **changes: Any) -
         restore_rounds(job, run)
         had = len(run.done)
         for _ in sample(
-            prepare_job(job, llm.facts), run, llm, stop=lambda: killed(run, had, kill_after)
+            prepare_job(job, llm.model_info), run, llm, stop=lambda: killed(run, had, kill_after)
         ):
             pass
         results, _ = write_results(job, run)
@@ -219,7 +219,7 @@ def test_a_stopped_vote_is_of_the_procedure() -> None:
         todo = rounds.take_due()
     voters = rounds.voters()
     assert set(voters) == set(names) and drawn == sum(voters.values())
-    assert rounds.spared == 300 * 24 - drawn
+    assert rounds.num_not_drawn == 300 * 24 - drawn
     ends = []
     for _ in range(4000):
         answers = ["a" if rng.random() < 0.6 else "b" for _ in range(24)]

@@ -205,11 +205,13 @@ def test_stopping_between_passes_keeps_what_is_scored(
     llm = LLM(str(tiny), prefill_chunk=32, memory="4MiB")
     settings = run_settings(job, dtype="float32", fingerprint="x")
     with RunDir.create(tmp_path / "run", settings) as run:
-        steps = list(sample(prepare_job(job, llm.facts), run, llm, stop=lambda: len(run.done) >= 9))
+        steps = list(
+            sample(prepare_job(job, llm.model_info), run, llm, stop=lambda: len(run.done) >= 9)
+        )
         assert 9 <= len(run.done) < 40
         assert [step.done for step in steps] == sorted(step.done for step in steps)
         assert llm.list_prefixes() == [] and llm.cache.pool.num_used == 0
-        list(sample(prepare_job(job, llm.facts), run, llm))
+        list(sample(prepare_job(job, llm.model_info), run, llm))
         results, _ = write_results(job, run)
         assert results["complete"] and results["usage"]["samples_accounted"] == 40
 

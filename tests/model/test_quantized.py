@@ -18,7 +18,7 @@ from tiny_models import save_tiny_model
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
-from treegen.evals.model import load_model_facts
+from treegen.evals.model import load_model_info
 from treegen.model import weights
 from treegen.model.checkpoint import quantization
 from treegen.model.checkpoint.quantization import FP8_METHODS
@@ -183,8 +183,8 @@ def test_a_run_names_fp8_where_it_computes_in_it(
     store_in_fp8(tmp_path / "source", tmp_path / "fp8", "tensor")
     monkeypatch.setattr(weights, "can_multiply", lambda device: capable)
     options = {"model": str(tmp_path / "fp8"), "quantization": quantization, "device": "cpu"}
-    facts = load_model_facts(EngineOptions(**options))  # type: ignore[arg-type]
-    assert facts.quantization == ("fp8" if stays else None)
+    model_info = load_model_info(EngineOptions(**options))  # type: ignore[arg-type]
+    assert model_info.quantization == ("fp8" if stays else None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModelWarning)
         model = load_model(tmp_path / "fp8", device="cpu", quantization=quantization)

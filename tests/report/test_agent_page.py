@@ -24,7 +24,7 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_step_is_texts() -> None:
+def test_a_step_is_converted_to_texts() -> None:
     step = {
         "text": "Hm.",
         "calls": [{"name": "go", "arguments": {"direction": 'a "b"', "n": 2}}],

@@ -142,7 +142,7 @@ def test_vote_shares_are_binned_with_groups_as_clusters(run: RunView) -> None:
     assert grouped == bin_values(shares, votes, groups) != bin_values(shares, votes)
 
 
-def test_points_are_the_votes_of_the_report(run: RunView) -> None:
+def test_mean_votes_of_points_equal_the_report(run: RunView) -> None:
     points = compute_problem_points(run, "numeric")
     assert [point.index for point in points] == list(range(15))
     assert run.report is not None
@@ -153,14 +153,14 @@ def test_points_are_the_votes_of_the_report(run: RunView) -> None:
     assert all(point.top_share >= point.accuracy * (point.vote > 0) for point in points)
 
 
-def test_lengths_of_right_and_wrong_are_told_apart(run: RunView) -> None:
+def test_lengths_are_split_by_correctness(run: RunView) -> None:
     samples = [("a", "1", True, None, n) for n in (1, 2, 30)]
     samples += [("a", "2", False, None, n) for n in (10, 20)]
     assert split_lengths(with_samples(run, samples), "numeric") == ([1, 2, 30], [10, 20])
     assert split_lengths(with_samples(run, samples[:3]), "numeric") == ([1, 2, 30], [])
 
 
-def test_pictures_need_numbers(run: RunView, tmp_path: Path) -> None:
+def test_each_problem_is_a_link_in_a_plot(run: RunView, tmp_path: Path) -> None:
     plots = {plot.name: plot for plot in run_plots(run)}
     assert plots.keys() >= _PICTURES
     for name in ("share_accuracy", "difficulty_votes", "tokens_accuracy", "votes"):

@@ -67,7 +67,9 @@ def test_a_run_under_way_without_its_problems(tmp_path: Path) -> None:
     assert not (path / "run.lock").exists() or not (path / "run.lock").read_bytes()
 
 
-def test_what_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_cannot_be_loaded_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RunError, match="there is no run directory"):
         open_run(tmp_path / "gone")
     run = open_run(make_run(tmp_path / "run", num_problems=2, num_samples=1))

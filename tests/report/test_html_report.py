@@ -122,7 +122,9 @@ def test_every_sample_is_in_the_page_as_it_is_safe_to_look_at(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_page_says_what_the_results_say(treegen: Command, finished: Path, tmp_path: Path) -> None:
+def test_a_page_has_the_numbers_of_results_json(
+    treegen: Command, finished: Path, tmp_path: Path
+) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     report(treegen, run)
     page = (run / "report.html").read_text(encoding="utf-8")
@@ -142,9 +144,7 @@ def test_a_page_says_what_the_results_say(treegen: Command, finished: Path, tmp_
     assert ("Tokens per second" in page) == (len(read_timeline(run)) > 2)
 
 
-def test_scoring_again_keeps_the_account_of_the_plan(
-    treegen: Command, finished: Path, tmp_path: Path
-) -> None:
+def test_scoring_again_keeps_the_usage(treegen: Command, finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     before = results_of(run)
     assert treegen("score", run, "-q").code == 0
@@ -156,7 +156,7 @@ def test_scoring_again_keeps_the_account_of_the_plan(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_a_killed_report_left_goes_with_the_next(treegen: Command, tmp_path: Path) -> None:
+def test_scratch_files_of_a_killed_report_are_removed(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     for name in ("report.html.123.tmp", "other.html.123.tmp"):
         (run / name).write_text("<html>")
@@ -190,7 +190,7 @@ def test_a_torn_timeline_is_read_to_its_end(tmp_path: Path) -> None:
     assert read_timeline(tmp_path / "nowhere") == []
 
 
-def test_what_is_no_moment_is_left_out(tmp_path: Path) -> None:
+def test_corrupt_lines_of_a_timeline_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "progress.jsonl"
     good = {"part": 0, "seconds": 1.5, "done": 1, "tokens": 9, "rows": 3, "level_rows": [1, 2]}
     odd: list[Any] = [None, "1", [[]], {}, -1]
@@ -263,7 +263,7 @@ def test_grids_and_tables_of_a_task_are_drawn(tmp_path: Path) -> None:
     assert page.count(">Of its own</h2>") == 1 and "<td>near</td>" in page
 
 
-def test_accuracy_by_steps_is_told_where_problems_differ_in_them() -> None:
+def test_accuracy_by_steps_needs_problems_that_differ_in_steps() -> None:
     task = GSM8K()
     problems = [
         Problem(f"p{i}", "?", "1", {"solution": "so it is\n" * (1 + i % 3) + "#### 1"})
@@ -321,7 +321,7 @@ def test_searches_are_shown_and_compared(treegen: Command, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_tree_that_is_none_is_refused(treegen: Command, tmp_path: Path) -> None:
+def test_an_invalid_search_tree_is_an_error(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_problems=2)
     tree = "the tree of problem 'p0' cannot be read"
     cases: list[tuple[dict[str, Any], str]] = [
@@ -390,7 +390,9 @@ def test_a_run_under_way_has_a_page(treegen: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_without_its_problems_a_run_is_shown_unjudged(treegen: Command, tmp_path: Path) -> None:
+def test_a_run_without_its_data_file_is_shown_without_scores(
+    treegen: Command, tmp_path: Path
+) -> None:
     run = make_run(tmp_path / "run")
     data = tmp_path / "run-data.jsonl"
     moved = shutil.move(data, tmp_path / "moved.jsonl")
@@ -420,7 +422,7 @@ def test_without_its_problems_a_run_is_shown_unjudged(treegen: Command, tmp_path
     assert "are not the problems of" in treegen("report", run, "--data", moved).error
 
 
-def test_metrics_stay_when_the_problems_are_gone(treegen: Command, tmp_path: Path) -> None:
+def test_stored_metrics_are_shown_without_the_data_file(treegen: Command, tmp_path: Path) -> None:
     from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
     from treegen.evals.job import load_job
     from treegen.runs import RunDir
@@ -436,7 +438,9 @@ def test_metrics_stay_when_the_problems_are_gone(treegen: Command, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["report", "show", "compare"])
-def test_what_is_no_run_is_refused(treegen: Command, tmp_path: Path, name: str) -> None:
+def test_reports_of_paths_without_a_run_are_errors(
+    treegen: Command, tmp_path: Path, name: str
+) -> None:
     args = [tmp_path / "gone"] * (2 if name == "compare" else 1)
     assert "there is no run directory" in treegen(name, *args).error
     (tmp_path / "empty").mkdir()
@@ -445,7 +449,7 @@ def test_what_is_no_run_is_refused(treegen: Command, tmp_path: Path, name: str) 
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_where_a_page_cannot_be_written_is_refused(treegen: Command, tmp_path: Path) -> None:
+def test_a_page_path_that_cannot_be_written_is_an_error(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_problems=2)
     assert "ends in .html" in treegen("report", run, "-o", tmp_path / "page.pdf").error
     assert "cannot write" in treegen("report", run, "-o", run / "run.json" / "page.html").error
@@ -463,7 +467,7 @@ def test_a_missing_library_is_named(
     assert missing in error and "pip install '.[report]'" in error
 
 
-def test_looking_at_runs_needs_no_torch(tmp_path: Path) -> None:
+def test_reports_do_not_import_torch(tmp_path: Path) -> None:
     runs = [str(make_run(tmp_path / f"run-{seed}", num_problems=3, seed=seed)) for seed in range(2)]
     commands = [["show", runs[0]], ["report", runs[0], "--no-plots"]]
     commands.append(["compare", *runs, "--no-plots"])
@@ -502,7 +506,7 @@ def test_curves_are_the_estimates_of_the_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num", [1, 2, 12, 13, 40, 100, 1000])
-def test_few_ks_stand_for_all(num: int) -> None:
+def test_at_most_12_ks_are_plotted(num: int) -> None:
     ks = choose_ks(num)
     assert ks[0] == 1 and ks[-1] == num and len(ks) <= 12
     assert list(ks) == sorted(set(ks))

@@ -42,7 +42,7 @@ def hostile_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_it_opens_from_disk_without_network_or_complaint(
+def test_a_page_opens_from_disk_without_network_and_errors(
     page_path: Path, visit: Callable[..., Visit]
 ) -> None:
     opened = visit(page_path)

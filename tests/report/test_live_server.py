@@ -175,7 +175,7 @@ def test_a_page_that_takes_long_is_made_seldom(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_whose_account_is_older_than_its_samples_is_shown(tmp_path: Path) -> None:
+def test_usage_without_finished_samples_is_shown(tmp_path: Path) -> None:
     """The account of a part is stored every few seconds, whether or not a sample has ended."""
     run = make_run(tmp_path / "run", num_problems=3, num_samples=2, done=[0, 0, 0])
     part = {"samples": 0, "prompt_tokens_computed": 700, "decoded_tokens": 40, "seconds": 9.0}
@@ -187,7 +187,7 @@ def test_a_run_whose_account_is_older_than_its_samples_is_shown(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_that_cannot_be_read_is_told_and_may_come_back(run: Path) -> None:
+def test_an_unreadable_run_is_an_error_until_it_is_readable(run: Path) -> None:
     now = [0.0]
     with served(WatchedPage([run], clock=lambda: now[0], cpu=lambda: 0.0)) as port:
         assert ask(port)[0] == 200
@@ -222,7 +222,7 @@ def test_a_port_that_is_taken_is_refused(run: Path) -> None:
         make_server(WatchedPage([run]), port)
 
 
-def test_what_cannot_be_watched_is_refused(treegen: Command, tmp_path: Path) -> None:
+def test_watching_other_paths_is_an_error(treegen: Command, tmp_path: Path) -> None:
     assert "there is no run directory" in treegen("watch", tmp_path / "gone").error
     run = make_run(tmp_path / "run", num_problems=2)
     assert "--every must be from 1" in treegen("watch", run, "--every", "0").error

@@ -178,7 +178,7 @@ def test_bars_and_points_lead_to_their_problems(page_path: Path, visit: Open) ->
     opened.check()
 
 
-def test_letters_move_on(page_path: Path, visit: Open) -> None:
+def test_letter_keys_move_between_samples_and_problems(page_path: Path, visit: Open) -> None:
     page = (opened := visit(page_path, at="#problem=p3")).page
     heading = page.locator(".samples h3")
     for key, name in (
@@ -248,7 +248,7 @@ def test_an_answer_of_any_form_is_looked_for_in_any_text(page_path: Path, visit:
         assert page.evaluate(find, [text, answer]) == expected, answer[:20]
 
 
-def test_what_is_listed_is_exported(page_path: Path, visit: Open) -> None:
+def test_listed_samples_are_exported(page_path: Path, visit: Open) -> None:
     run = load_run(page_path.parent)
     page = (opened := visit(page_path)).page
     page.locator("select[name=status]").select_option("wrong")
@@ -630,7 +630,7 @@ def test_headings_leave_no_level_out(
     assert len(ids) == len(set(ids))
 
 
-def test_several_runs_print_as_one_sees_them(ten_path: Path, visit: Open) -> None:
+def test_several_runs_are_printed_as_on_screen(ten_path: Path, visit: Open) -> None:
     page = visit(ten_path, color_scheme="dark").page
     page.emulate_media(media="print", color_scheme="dark")
     assert page.locator("article:visible").count() == 1

@@ -83,11 +83,11 @@ def test_savings_of_all_problems_and_of_hard_ones(whole: Path, stopped: Path) ->
     assert sum(group.num_problems for group in found[1:]) == found[0].num_problems == 10
     for group in found:
         last = group.majority[-1]
-        assert last.less == 0 and last.saved == pytest.approx(0) and last.samples == N
+        assert last.difference == 0 and last.saved == pytest.approx(0) and last.samples == N
         tokens = [rule.tokens for rule in group.rules]
         assert tokens == sorted(tokens)  # the surer one wants to be, the more is drawn
         assert all(
-            0 <= rule.saved < 1 and rule.low <= rule.less <= rule.high for rule in group.rules
+            0 <= rule.saved < 1 and rule.low <= rule.difference <= rule.high for rule in group.rules
         )
     with pytest.raises(InputError, match="used early stopping"):
         get_replay_problems(load_run(stopped), "numeric")

@@ -268,7 +268,7 @@ def judgements_of(path: Path) -> dict[Any, list[float]]:
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
 )
-def test_exit_codes_and_the_way_on(
+def test_exit_codes_and_resume_commands_after_signals(
     server: Server, tiny: Path, tmp_path: Path, number: int, code: int
 ) -> None:
     path = tmp_path / "a run"
@@ -318,7 +318,7 @@ def outputs_of_programs(server: Server, path: Path) -> dict[str, Any]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_nothing_that_is_told_of_programs_depends_on_kills(server: Server, tmp_path: Path) -> None:
+def test_reports_on_programs_do_not_depend_on_kills(server: Server, tmp_path: Path) -> None:
     """Killed while it samples, judges, scores or makes a page, and resumed."""
     chance, kills, chain = random.Random(3), 0, 0
     run = ["eval", "apps", "-M", "demo", "-L", "8", "-n", "6", "--max-tokens", "100", "-q"]
@@ -412,9 +412,7 @@ def test_signals_end_commands_though_the_tests_run_under_nohup(
     assert done.returncode == 0, done.stdout
 
 
-def test_what_a_failed_test_has_left_is_not_taken_for_the_next_command(
-    server: Server, tmp_path: Path
-) -> None:
+def test_the_fork_server_ends_unfinished_commands(server: Server, tmp_path: Path) -> None:
     left = server.start("tasks")
     pid = server.start("tasks")  # without waiting for the one before
     assert pid > 1 and pid != left

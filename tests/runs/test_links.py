@@ -99,7 +99,7 @@ def test_commands_that_append_follow_no_link(
     assert precious.read_bytes() == PRECIOUS
 
 
-def test_a_course_is_not_written_through_a_link(run: Path, precious: Path) -> None:
+def test_a_timeline_is_not_written_through_a_link(run: Path, precious: Path) -> None:
     replaced(run / NAME, precious)
     Timeline(run, 0).note(RunProgress(1, 1, 1, 1, 1, 1, 1.0, None), last=True)
     assert precious.read_bytes() == PRECIOUS
@@ -116,7 +116,7 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_is_written_in_a_run_stays_there(run: Path, precious: Path, name: str) -> None:
+def test_writes_do_not_follow_links_out_of_a_run(run: Path, precious: Path, name: str) -> None:
     for package in {"parquet": ["pyarrow", "pandas"], "inspect": ["inspect_ai"]}.get(name, []):
         pytest.importorskip(package)
     before = {*run.rglob("*")}
@@ -161,7 +161,7 @@ def test_a_run_may_be_reached_by_a_link(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run.json", "samples.jsonl", "progress.jsonl", "results.json"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_no_file_is_not_waited_for(run: Path, name: str, kind: str) -> None:
+def test_pipes_and_devices_in_a_run_do_not_block(run: Path, name: str, kind: str) -> None:
     file = run / name
     if kind == "device":
         replaced(file, Path("/dev/zero"))
@@ -197,7 +197,7 @@ def test_no_device_is_read_for_data(
     assert "is a pipe or a device" in treegen("score", run).error
 
 
-def test_trees_too(tmp_path: Path) -> None:
+def test_a_pipe_for_trees_is_an_error(tmp_path: Path) -> None:
     run = make_search_run(tmp_path / "run", num_problems=2)
     (run / "trees.jsonl").unlink()
     os.mkfifo(run / "trees.jsonl")

@@ -56,12 +56,12 @@ CRAFTED = [
 
 
 @pytest.mark.parametrize("case", range(len(CRAFTED)))
-def test_crafted_lines_are_what_each_is_on_its_own(case: int) -> None:
+def test_decoding_crafted_lines_together_equals_decoding_each(case: int) -> None:
     assert outcomes(decode_records(CRAFTED[case])) == outcomes(map(decode_record, CRAFTED[case]))
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_lines_at_once_are_what_each_is_on_its_own(seed: int) -> None:
+def test_decoding_lines_together_equals_decoding_each(seed: int) -> None:
     rng = random.Random(seed)
     records = [draw(rng) for _ in range(rng.randrange(1, 60))]
     lines = [encode_record(record) for record in records]
@@ -80,7 +80,7 @@ def test_good_lines_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(decode_records([])) == []
 
 
-def test_a_number_of_a_search_that_is_missing_is_told() -> None:
+def test_a_missing_search_number_is_an_error() -> None:
     line = encode_record({"problem_id": "7", "sample_index": 0, "usage": {"calls": 1}})
     for record in (decode_record(line), *decode_records([line])):
         assert record["usage"] == {"calls": 1}

@@ -586,7 +586,7 @@ def test_a_directory_that_cannot_be_written_is_refused(fast: Path) -> None:
 # run.json and settings
 
 
-def test_what_was_asked_for_is_written_down(run_path: Path) -> None:
+def test_settings_are_stored_in_run_json(run_path: Path) -> None:
     other = {"memory": "1GiB", "device": "cuda:1"}
     for free in ({"memory": "2GiB"}, other, other, {"memory": "2GiB"}):
         finish(run_path, settings(free=free))
@@ -835,14 +835,14 @@ def test_a_run_that_took_the_place_of_a_moved_one_is_not_discarded(fast: Path) -
     assert (fast / "elsewhere" / "run.json").exists()
 
 
-def test_what_else_is_in_the_directory_of_a_discarded_run_stays(fast: Path) -> None:
+def test_discarding_a_run_keeps_other_files(fast: Path) -> None:
     with RunDir.create(fast / "run", settings()) as run:
         (run.path / "notes").write_text("mine")
         run.discard()
     assert [file.name for file in (fast / "run").iterdir()] == ["notes"]
 
 
-def test_a_run_that_cannot_be_begun_leaves_nothing(
+def test_a_run_that_fails_to_start_leaves_no_files(
     fast: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> None:
@@ -854,7 +854,7 @@ def test_a_run_that_cannot_be_begun_leaves_nothing(
     assert not list(fast.iterdir())
 
 
-def test_a_lock_that_was_removed_under_us_is_taken_anew(fast: Path) -> None:
+def test_a_removed_lock_is_never_held_twice(fast: Path) -> None:
     """Of many that begin and discard one run at once, never two hold it."""
     path, held, most = fast / "run", [0], [0]
     guard = threading.Lock()
@@ -885,7 +885,7 @@ def test_a_lock_that_was_removed_under_us_is_taken_anew(fast: Path) -> None:
 # Other versions
 
 
-def test_other_versions_are_told_in_one_line(
+def test_other_versions_are_listed_in_one_notice(
     run_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = run_path / "samples.jsonl"
@@ -929,9 +929,7 @@ folder=True):
 """
 
 
-def test_leftovers_of_the_dead_are_removed_and_never_those_of_the_living(
-    run_path: Path, fast: Path
-) -> None:
+def test_sweeping_removes_files_of_ended_processes_only(run_path: Path, fast: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(run_path)], stdout=subprocess.PIPE, text=True
     )
@@ -958,7 +956,7 @@ def test_leftovers_of_the_dead_are_removed_and_never_those_of_the_living(
     assert stored(run_path) == WANTED
 
 
-def test_what_is_swept_before_it_is_held_is_made_again(fast: Path) -> None:
+def test_a_folder_swept_before_it_is_locked_is_created_again(fast: Path) -> None:
     done = threading.Event()
 
     def keep_sweeping() -> None:
@@ -1082,7 +1080,7 @@ def test_outside_the_main_thread_nothing_is_installed() -> None:
     assert seen[0]() is None
 
 
-def test_a_file_that_commands_append_to_is_made_locked_and_gone_on_with(tmp_path: Path) -> None:
+def test_open_for_append_creates_locks_and_continues_a_file(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     for index in range(2):
         with open_for_append(path, "notes.lock") as file:
@@ -1104,7 +1102,7 @@ def test_a_file_that_commands_append_to_is_made_locked_and_gone_on_with(tmp_path
     Lock(tmp_path / "notes.lock").release()  # which the failure has given back
 
 
-def test_a_file_is_begun_anew_under_the_lock_that_appends_to_it(
+def test_overwriting_needs_the_lock_of_appending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "notes.jsonl"
@@ -1158,7 +1156,7 @@ def test_a_file_that_was_removed_is_not_called_unchanged(
     assert ("the old file is unchanged" in str(error.value)) == path.exists() != overwrite
 
 
-def test_a_file_system_without_locks_is_told_of_and_left_clean(
+def test_a_file_system_without_locks_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(fd: int, how: int) -> None:
@@ -1183,7 +1181,7 @@ def test_a_file_system_without_locks_is_told_of_and_left_clean(
         ("choice_logprobs", ["a"]),
     ],
 )
-def test_a_record_of_wrong_types_is_told_of_by_its_line(
+def test_the_error_of_a_wrong_type_names_the_line(
     tmp_path: Path, field: str, value: object
 ) -> None:
     good = {"problem_id": "a", "sample_index": 0}
@@ -1204,7 +1202,7 @@ def test_a_record_of_wrong_types_is_told_of_by_its_line(
             assert path.read_bytes() == before
 
 
-def test_a_bad_line_with_the_key_of_another_is_told_of_by_its_line(tmp_path: Path) -> None:
+def test_the_error_of_a_bad_duplicate_names_the_line(tmp_path: Path) -> None:
     body = b'{"problem_id":"a","sample_index":0,"text":}'
     bad = b'%b,"crc":"%08x"}\n' % (body[:-1], zlib.crc32(body))
     good = encode_record({"problem_id": "a", "sample_index": 0})
@@ -1228,7 +1226,7 @@ def test_a_bad_line_with_the_key_of_another_is_told_of_by_its_line(tmp_path: Pat
         {"confidence": {"top": "x"}},
     ],
 )
-def test_a_free_setting_of_a_wrong_type_is_told_of(change: dict[str, object]) -> None:
+def test_a_free_setting_of_a_wrong_type_is_an_error(change: dict[str, object]) -> None:
     info = {
         "schema": SCHEMA,
         "fingerprint": "",

@@ -20,9 +20,7 @@ write_json(Path(sys.argv[1]), {"killed": True})
 
 
 @pytest.mark.parametrize("name", ["results.json", "judging.json", "model.json"])
-def test_what_a_killed_writer_has_left_is_removed_by_the_next_one(
-    tmp_path: Path, name: str
-) -> None:
+def test_scratch_files_of_a_killed_writer_are_removed(tmp_path: Path, name: str) -> None:
     stem = name.removesuffix(".json")
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / name)], check=False)

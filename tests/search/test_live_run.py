@@ -13,9 +13,9 @@ from fakes import (
     HistoryModel,
     SmallLists,
     fold_hashes,
+    make_stop_conditions,
     sample_alone,
     scheduler_of,
-    stopping_of,
 )
 from live_search import spec_of
 
@@ -53,7 +53,9 @@ def run_of(
         run_ahead=run_ahead,
     )
     return LiveRun(
-        scheduler, spec_of(model), stopping_of=lambda params: stopping_of(params, model.vocab_size)
+        scheduler,
+        spec_of(model),
+        make_stop_conditions=lambda params: make_stop_conditions(params, model.vocab_size),
     )
 
 
@@ -226,7 +228,7 @@ def test_parameters_that_nothing_uses_give_up_their_place() -> None:
     def set_of(seed: int) -> ParamSet:
         stop = chr(97 + seed % 20) * (1 + seed // 20 % 3)
         params = SamplingParams(seed=seed, stop=stop)
-        return ParamSet(params, stopping_of(params))
+        return ParamSet(params, make_stop_conditions(params))
 
     table = ParamTable(set_of(0))
     kept: dict[int, int] = {}

@@ -56,7 +56,7 @@ ALL: dict[str, Callable[[SearchNode], Awaitable[SearchOutcome]]] = {
         root, sample_step("c", max_tokens=3), mean_logprob, done, width=6, depth=4
     ),
     "expand": lambda root: expand(
-        root, [Expand(3, stop="c", keep=2), Expand(2, max_tokens=2), Expand(2, given="a")]
+        root, [Expand(3, stop="c", keep=2), Expand(2, max_tokens=2), Expand(2, prefix="a")]
     ),
 }
 

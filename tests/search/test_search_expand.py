@@ -17,7 +17,7 @@ from treegen.search.tree.result import SearchOutcome, SearchResult
 THOUGHTS = [
     Expand(5, stop=".", max_tokens=40),
     Expand(3, stop=".", max_tokens=40, keep=4, scorer="mean_logprob"),
-    Expand(1, given="c", max_tokens=8),
+    Expand(1, prefix="c", max_tokens=8),
 ]
 
 
@@ -110,7 +110,7 @@ def test_greedy_runs_draw_one_continuation() -> None:
         ({"samples": 3, "temperature": -1}, "temperature must be"),
         ({"samples": 3, "max_tokens": 0}, "max_tokens must be"),
         ({"samples": 3, "stop": ""}, "stop strings"),
-        ({"samples": 3, "given": 5}, "given must be a string, got int"),
+        ({"samples": 3, "prefix": 5}, "prefix must be a string, got int"),
         ({"samples": 3, "scorer": "best"}, "one of mean_logprob"),
         ({"samples": 3, "scorer": 5}, "scorer must be a name or a function, got int"),
     ],

@@ -122,7 +122,7 @@ def test_declared_levels_run_without_code(llm: LLM) -> None:
     levels = [
         Expand(3, max_tokens=5),
         Expand(2, max_tokens=4, keep=2, scorer="mean_logprob"),
-        Expand(1, max_tokens=3, temperature=0, given=" so"),
+        Expand(1, max_tokens=3, temperature=0, prefix=" so"),
     ]
     tree = Node(
         FEW_SHOT, children=[Node(q, expand=levels, id=f"q{i}") for i, q in enumerate(QUESTIONS[:3])]

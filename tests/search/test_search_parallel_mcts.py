@@ -137,7 +137,7 @@ def test_visits_are_those_of_the_formulas(rules: Any, batch: int, priors: bool) 
 
     slow = SlowTree("abc", 4, 0.9, worth, chosen, prior if priors else None)
     slow.run(70, batch)
-    arms: dict[SearchNode, NodeStatistics] = {}
+    statistics: dict[SearchNode, NodeStatistics] = {}
     batches: list[list[str]] = []
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
@@ -155,13 +155,13 @@ def test_visits_are_those_of_the_formulas(rules: Any, batch: int, priors: bool) 
             batch=batch,
             rules=chosen,
             priors=by_function(lambda n: prior(n.path_text)) if priors else None,
-            arms=arms,
+            statistics=statistics,
         )
 
     find(search)
-    visits = {node.path_text: arm.visits for node, arm in arms.items()}
+    visits = {node.path_text: arm.visits for node, arm in statistics.items()}
     assert visits == {text: len(rewards) for text, rewards in slow.rewards.items()}
-    for node, arm in arms.items():
+    for node, arm in statistics.items():
         assert arm.pending == 0
         assert arm.total == pytest.approx(sum(slow.rewards[node.path_text]))
         assert arm.best == pytest.approx(max(slow.rewards[node.path_text], default=-math.inf))
@@ -179,7 +179,7 @@ def test_output_rules() -> None:
     values = {"a": 0.3, "aa": 0.4, "ab": 0.1, "b": 0.2, "ba": 0.0, "bb": 0.95, "c": 0.0}
 
     def outcome(output: Any, **more: Any) -> tuple[str, dict[str, NodeStatistics]]:
-        arms: dict[SearchNode, NodeStatistics] = {}
+        statistics: dict[SearchNode, NodeStatistics] = {}
 
         async def search(root: SearchNode) -> SearchOutcome:
             return await mcts(
@@ -190,13 +190,13 @@ def test_output_rules() -> None:
                 iterations=23,
                 c=0.4,
                 rules=MCTSRules(output=output, **more),
-                arms=arms,
+                statistics=statistics,
             )
 
         found = find(search)
         assert found.best is not None and found.best is found.candidates[0]
         assert len(set(found.candidates)) == len(found.candidates)
-        return found.best.path_text, {node.path_text: arm for node, arm in arms.items()}
+        return found.best.path_text, {node.path_text: arm for node, arm in statistics.items()}
 
     for output in ("value", "reward"):
         assert outcome(output)[0] == "bb"
@@ -205,27 +205,36 @@ def test_output_rules() -> None:
         "mean": lambda arm: arm.mean,
     }
     for output, key in keys.items():
-        best, arms = outcome(output)
-        first = max("abc", key=lambda letter: key(arms[letter]))
-        assert best == first + max("abc", key=lambda letter: key(arms[first + letter]))
+        best, statistics = outcome(output)
+        first = max("abc", key=lambda letter: key(statistics[letter]))
+        assert best == first + max("abc", key=lambda letter: key(statistics[first + letter]))
     # The sum along the way, of which the best visit counts.
-    best, arms = outcome("reward", reward="sum", backup="max")
-    assert best == "aa" and arms["aa"].reached == pytest.approx(0.3 + 0.4) == arms["a"].best
-    assert arms["aa"].best == 0.4 and not arms["bb"].visits
+    best, statistics = outcome("reward", reward="sum", backup="max")
+    assert (
+        best == "aa"
+        and statistics["aa"].reached == pytest.approx(0.3 + 0.4) == statistics["a"].best
+    )
+    assert statistics["aa"].best == 0.4 and not statistics["bb"].visits
 
 
 def test_priors_are_the_models_own_probabilities() -> None:
-    arms: dict[SearchNode, NodeStatistics] = {}
+    statistics: dict[SearchNode, NodeStatistics] = {}
 
     async def search(root: SearchNode) -> SearchOutcome:
         steps = sample_steps(12, stop=(), max_tokens=1)
         return await mcts(
-            root, steps, table({}), at_length(1), iterations=3, priors=likelihood_priors, arms=arms
+            root,
+            steps,
+            table({}),
+            at_length(1),
+            iterations=3,
+            priors=likelihood_priors,
+            statistics=statistics,
         )
 
     find(search, hashed("abc", salt=5))
     chances = dict(hashed("abc", salt=5).continuations("", 1))
-    first = {node.text: arm for node, arm in arms.items() if node.depth == 1}
+    first = {node.text: arm for node, arm in statistics.items() if node.depth == 1}
     whole = sum(chances[text] for text in first)
     for text, arm in first.items():
         assert arm.prior == pytest.approx(chances[text] / whole)

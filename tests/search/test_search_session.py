@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import HistoryModel, LetterTokenizer, stopping_of
+from fakes import HistoryModel, LetterTokenizer, make_stop_conditions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_search import PARAMS, backend_of, pool_of, run_of
@@ -44,7 +44,7 @@ def expected_sample(
     model: HistoryModel, context: list[int], key: str, index: int, params: SamplingParams
 ) -> tuple[int, ...]:
     """Tokens of one sample, drawn without any cache."""
-    stopping = stopping_of(params, model.vocab_size)
+    stopping = make_stop_conditions(params, model.vocab_size)
     one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64))
     seed = torch.tensor([[row_seed(params.seed, key, index)]])
     tokens: list[int] = []

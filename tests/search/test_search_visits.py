@@ -74,7 +74,7 @@ def test_mcts_visits_what_the_formula_says(c: float, letters: str) -> None:
     slow = SlowMcts(letters, 4, c, worth)
     for _ in range(60):
         slow.iterate()
-    arms: dict[SearchNode, NodeStatistics] = {}
+    statistics: dict[SearchNode, NodeStatistics] = {}
 
     async def search(root: SearchNode) -> SearchOutcome:
         return await mcts(
@@ -84,12 +84,12 @@ def test_mcts_visits_what_the_formula_says(c: float, letters: str) -> None:
             at_length(4),
             iterations=60,
             c=c,
-            arms=arms,
+            statistics=statistics,
         )
 
     find(search)
-    assert {node.path_text: arm.visits for node, arm in arms.items()} == slow.visits
-    for node, arm in arms.items():
+    assert {node.path_text: arm.visits for node, arm in statistics.items()} == slow.visits
+    for node, arm in statistics.items():
         assert arm.total == pytest.approx(slow.total[node.path_text])
         # A solution that was made but never visited is valued in the end.
         value = arm.mean if arm.visits else worth(node.path_text)
@@ -108,7 +108,7 @@ def test_mcts_converges_to_the_best_arm() -> None:
         win = chance.get(text[:1], 0.5)
         return [0.0, win, 1 - win, 0.0]
 
-    arms: dict[SearchNode, NodeStatistics] = {}
+    statistics: dict[SearchNode, NodeStatistics] = {}
 
     def done(node: SearchNode) -> bool:
         return len(node.path_text) == 2
@@ -116,10 +116,12 @@ def test_mcts_converges_to_the_best_arm() -> None:
     async def search(root: SearchNode) -> SearchOutcome:
         won = by_function(lambda node: node.path_text.endswith("a"))
         play = rollouts(1, done, won, stop=(), max_tokens=1)
-        return await mcts(root, moves("abc"), play, done, iterations=400, depth=1, arms=arms)
+        return await mcts(
+            root, moves("abc"), play, done, iterations=400, depth=1, statistics=statistics
+        )
 
     find(search, ToyModel("abc", weights))
-    first = {node.text: arm for node, arm in arms.items() if node.depth == 1}
+    first = {node.text: arm for node, arm in statistics.items() if node.depth == 1}
     assert first["b"].visits == max(arm.visits for arm in first.values()) > 200
     assert first["b"].mean == pytest.approx(0.8, abs=0.15)
     assert sum(arm.visits for arm in first.values()) == 400
@@ -140,7 +142,7 @@ def test_mcts_prunes_dead_ends_and_ends_when_nothing_is_left() -> None:
 def test_mcts_ends_with_a_solution_that_is_good_enough() -> None:
     async def search(root: SearchNode) -> SearchOutcome:
         worth = table({"b": 0.3, "ba": 1.0})
-        return await mcts(root, moves("ab"), worth, at_length(2), iterations=500, enough=1.0)
+        return await mcts(root, moves("ab"), worth, at_length(2), iterations=500, target_value=1.0)
 
     found = find(search)
     assert found.best is not None and found.best.path_text == "ba"

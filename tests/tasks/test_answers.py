@@ -45,7 +45,7 @@ from treegen.tasks.gsm8k import GSM8K
         ("####18", None, "18", "18"),
     ],
 )
-def test_readers_on_completions_that_tell_them_apart(
+def test_three_answer_readers_on_one_completion(
     text: str, strict: str | None, flexible: str, numeric: str
 ) -> None:
     assert strict_match(text) == strict

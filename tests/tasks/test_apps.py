@@ -85,7 +85,7 @@ def test_the_hub_is_read_by_its_files(tmp_path: Path, monkeypatch: pytest.Monkey
     assert loads == [("json", {"data_files": {"test": location}, "split": "test"})]
 
 
-def test_problems_without_tests_are_left_out_and_told(tmp_path: Path) -> None:
+def test_problems_without_tests_are_skipped_with_a_reason(tmp_path: Path) -> None:
     rows = [row(0), row(1, input_output=""), row(2, input_output="{}"), row(3, question=" ")]
     data = APPS().load(TaskOptions(data=str(write_jsonl(tmp_path / "a.jsonl", rows))))
     assert [p.id for p in data.problems] == ["0000"]

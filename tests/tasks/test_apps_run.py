@@ -162,9 +162,7 @@ def test_stored_verdicts_stand_until_judged_anew(make_run: MakeRun, treegen: Com
     assert metrics_of(path)["strict_accuracy"] == 0.5
 
 
-def test_what_is_told_of_protection_follows_from_the_verdicts(
-    make_run: MakeRun, treegen: Command
-) -> None:
+def test_reported_protection_follows_from_the_verdicts(make_run: MakeRun, treegen: Command) -> None:
     _, path = make_run([ADD, "print(3)", " \n"])
 
     def read_protection() -> dict[str, Any]:
@@ -192,7 +190,7 @@ def test_what_is_told_of_protection_follows_from_the_verdicts(
         assert "the host's name can be seen" in found["unprotected"]["landlock"]["gaps"]
 
 
-def test_verdicts_without_a_sandbox_are_told_as_such(make_run: MakeRun, treegen: Command) -> None:
+def test_verdicts_without_a_sandbox_are_reported(make_run: MakeRun, treegen: Command) -> None:
     _, path = make_run([ADD, "print(3)", " \n"])
     for more in ((ALLOW, "--sandbox", "none"), (ALLOW, "--sandbox", "none")):
         assert treegen("score", path, *more).code == 0

@@ -4,6 +4,7 @@ import base64
 import json
 import pickle
 import random
+import re
 import zlib
 from decimal import Decimal
 from pathlib import Path
@@ -164,6 +165,21 @@ def test_livecodebench_by_days_and_difficulty() -> None:
         ids(**{"from": "2025-13-01"})
     with pytest.raises(DataError, match="no usable problem"):
         ids(**{"from": "2030-01-01"})
+
+
+def test_livecodebench_names_the_file_of_a_bad_line(tmp_path: Path) -> None:
+    row = data_row("own_a")
+    write_data(tmp_path / "test.jsonl", [row, {**row, "question_id": ""}])
+    write_data(tmp_path / "test2.jsonl", [{**row, "question_id": "b", "contest_date": "soon"}])
+    options = TaskOptions(data=str(tmp_path))
+    assert [str(skipped) for skipped in LiveCodeBench().load(options).skipped] == [
+        f"{tmp_path}/test.jsonl, line 2: question_id is empty",
+        f"{tmp_path}/test2.jsonl, line 1: contest_date must be a date, such as 2024-08-01",
+    ]
+    write_data(tmp_path / "test3.jsonl", [{**row, "question_id": "c"}, row])
+    places = f"{tmp_path}/test.jsonl, line 1, and {tmp_path}/test3.jsonl, line 2, have the same id"
+    with pytest.raises(DataError, match=re.escape(places)):
+        LiveCodeBench().load(options)
 
 
 def test_livecodebench_releases_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,7 +453,7 @@ def test_evalplus_has_a_verdict_for_each_part() -> None:
     assert not task.score_outcome("Own/0", ProgramOutcome(None, "no_program", ""))["base"].correct
 
 
-def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:
+def test_a_wrong_reference_is_reported_and_not_scored(tmp_path: Path) -> None:
     row = {
         "task_id": "Mbpp/1",
         "prompt": '""" f """\n',

@@ -301,7 +301,7 @@ def test_states_of_a_word_problem(text: str, done: bool, answer: str | None) -> 
     assert not task.is_solved(problem, f" The answer is 0.\n\nQ: The answer is {problem.answer}.")
 
 
-def test_which_tasks_have_steps() -> None:
+def test_tasks_without_steps_cannot_be_searched() -> None:
     for name in ("countdown", "game24", "gsm8k"):
         assert isinstance(get_search_task(name), SearchTask)
     assert not isinstance(get_task("mmlu"), SearchTask)
@@ -318,13 +318,13 @@ def test_which_tasks_have_steps() -> None:
         ({"evaluate": "judge"}, "no way to evaluate 'judge'; known: logprob, min-logprob"),
     ],
 )
-def test_ways_that_a_task_does_not_have_are_refused(choice: dict[str, str], message: str) -> None:
+def test_unknown_proposers_and_evaluators_are_errors(choice: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolve_search_settings({"task": "gsm8k", "model": "m", **choice})
 
 
 @pytest.mark.parametrize("member", ["propose", "evaluate"])
-def test_a_task_has_the_ways_that_it_names(tmp_path: Path, member: str) -> None:
+def test_a_task_must_define_its_proposers_and_evaluators(tmp_path: Path, member: str) -> None:
     (tmp_path / "own.py").write_text(
         "from dataclasses import replace\nfrom treegen.tasks.gsm8k import GSM8K\n"
         "class Own(GSM8K):\n"

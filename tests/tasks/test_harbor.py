@@ -122,7 +122,7 @@ def test_files_without_a_dockerfile_are_the_working_directory(tmp_path: Path) ->
         ("environment/docker-compose.yaml", "services: {}\n", "starts more containers"),
     ],
 )
-def test_what_copies_cannot_build_is_refused_by_name(
+def test_unsupported_dockerfile_steps_are_named(
     tmp_path: Path, name: str, text: str, reason: str
 ) -> None:
     task = read_task(make_task(tmp_path / "odd", **{name: text}))

@@ -352,7 +352,7 @@ def test_answers_that_are_no_answers_are_invalid() -> None:
             assert all(v.answer is None and not v.correct for v in verdicts.values())
 
 
-def test_what_is_missing_is_named_before_a_model_is_loaded(
+def test_missing_packages_are_named_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {
@@ -457,7 +457,7 @@ def test_accuracies_over_prompts_and_over_instructions() -> None:
     assert row.stderr == pytest.approx((spread / 3) ** 0.5 / 2)
 
 
-def test_languages_are_told_the_same_every_time() -> None:
+def test_language_detection_is_deterministic() -> None:
     pytest.importorskip("langdetect")
     texts = [*TEXTS, "ok", "a b", "x" * 900_000, "a@" * 400_000]
     assert [checks.language_of(text) for text in texts] == [

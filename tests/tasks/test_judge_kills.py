@@ -91,7 +91,7 @@ def test_a_helper_that_is_killed_while_it_starts_is_started_again(sandbox: str) 
 
 @pytest.mark.parametrize("sandbox", ["auto", "none"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_helpers_that_are_all_killed_are_no_sandbox_that_does_not_work(
+def test_killed_helpers_do_not_mean_that_the_sandbox_fails(
     sandbox: str, number: signal.Signals
 ) -> None:
     with killing_at_start(FOREVER, number) as killed, pytest.raises(HelperKilledError) as error:
@@ -101,7 +101,7 @@ def test_helpers_that_are_all_killed_are_no_sandbox_that_does_not_work(
     assert "install" not in str(error.value)
 
 
-def test_a_crash_of_the_helper_is_a_sandbox_that_does_not_work() -> None:
+def test_a_helper_that_crashes_means_that_the_sandbox_fails() -> None:
     """The kernel may end a helper by such a signal; then the next sandbox is tried."""
     with killing_at_start(FOREVER, signal.SIGSYS), pytest.raises(Exception) as error:
         SandboxPool(USABLE[-1], limits=LIMITS, workers=1)
@@ -132,7 +132,7 @@ def test_the_signal_of_a_helper_that_dies_between_programs_is_named() -> None:
         assert again.verdict is ProgramStatus.ACCEPTED
 
 
-def test_what_programs_may_read_is_never_found_by_half(
+def test_output_of_a_killed_probe_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a probe that is killed has printed until then is not taken for all there is."""

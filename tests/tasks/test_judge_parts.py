@@ -91,7 +91,7 @@ def filtered(machine: str, number: int, *arguments: int) -> int:
 
 
 @pytest.mark.parametrize("machine", seccomp.machines())
-def test_filters_look_at_arguments(machine: str) -> None:
+def test_system_call_filters_check_arguments(machine: str) -> None:
     allow, refuse, pretend = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000
     number = {**ALWAYS[machine], **SOMETIMES[machine]}
 

@@ -164,7 +164,7 @@ def test_a_source_may_be_the_body_of_a_function(judge: SandboxPool, name: str) -
     assert result.verdict is ProgramStatus.ACCEPTED, result
 
 
-def test_what_is_no_body_either_stays_a_compile_error(judge: SandboxPool) -> None:
+def test_an_invalid_function_body_is_a_compile_error(judge: SandboxPool) -> None:
     for source in ("return (", "class A:\n    return 1", "def f():\n    nonlocal x", "x = 1\n y"):
         program = Program(source, may_return=True)
         (result,) = judge.run(program, [TestCase(expected="")], compare).tests

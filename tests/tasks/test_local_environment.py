@@ -561,7 +561,7 @@ def test_any_tree_can_be_removed(tmp_path: Path) -> None:
     assert (kept / "file").read_text() == "x"
 
 
-def test_what_is_shown_to_the_user() -> None:
+def test_describe_lists_the_sandbox_and_its_gaps() -> None:
     environment = create()
     lines = environment.describe()
     use(environment, lambda environment: environment.delete(""))

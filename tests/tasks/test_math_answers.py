@@ -47,7 +47,7 @@ def test_equality(kind: MathAnswer, text: str, reference: str, want: bool) -> No
     assert kind.verdict(text, ["77", reference]).correct is want
 
 
-def test_answers_stand_for_what_was_read(kind: MathAnswer) -> None:
+def test_answers_are_stored_as_read(kind: MathAnswer) -> None:
     texts = [r"\boxed{\dfrac 34}", "so 0.5%", r"\boxed{x=3}", r"$1$ and $2$", r"\boxed{042}"]
     answers = [kind.verdict(text, ["7"]).answer for text in texts]
     assert answers == ["\\frac{3}{4}", "0.5%", "x=3", "1 and 2", "042"]

@@ -101,7 +101,7 @@ def test_aime_rows(tmp_path: Path, row: dict[str, Any], want: tuple[Any, ...]) -
     assert (problem.id, problem.question, problem.answer, problem.metadata["year"]) == want
 
 
-def test_aime_rows_that_cannot_be_used_are_told_by_line(tmp_path: Path) -> None:
+def test_unusable_aime_rows_are_skipped_with_their_lines(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         AIME_ROW,
         {"answer": 3},
@@ -184,6 +184,10 @@ def test_math_reads_the_authors_folders(tmp_path: Path) -> None:
     assert data.problems[0].answer == "2"
     assert data.problems[0].metadata["level"] == 1
     assert data.problems[0].metadata["subject"] == "Prealgebra"
+    row = {**MATH_ROW, "problem": ""}
+    (tmp_path / "test/algebra/10.json").write_text(json.dumps(row), encoding="utf-8")
+    (skipped,) = load(Math(), tmp_path).skipped
+    assert str(skipped) == f"{tmp_path}/test/algebra/10.json, line 1: problem is empty"
     (tmp_path / "test/algebra/2.json").write_text("[]", encoding="utf-8")
     with pytest.raises(DataError, match=r"2\.json is not a JSON object"):
         load(Math(), tmp_path)

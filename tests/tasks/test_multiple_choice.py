@@ -177,7 +177,7 @@ def test_openings_need_one_for_each_choice() -> None:
         is_multiple_choice(TaskData((problem,), "here"))
 
 
-def test_files_that_are_no_rows_are_told_of(tmp_path: Path) -> None:
+def test_invalid_gzip_and_json_files_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "valid.jsonl.gz"
     for content in (b"no gzip", gzip.compress(b"x" * 999)[:-20], b"\x1f\x8b\x08" + b"\xff" * 40):
         path.write_bytes(content)

@@ -79,7 +79,7 @@ def test_a_file_that_is_made_to_fill_the_memory_is_refused(
     assert peak < 5 * max_unpacked_size(path.stat().st_size) // 2
 
 
-def test_blank_lines_take_no_more_than_they_are() -> None:
+def test_blank_lines_take_no_extra_memory() -> None:
     content = b"\n" * (_MIB // 2) + ROW
     tracemalloc.start()
     try:
@@ -110,7 +110,7 @@ def test_packed_rows_are_those_of_the_unpacked_file(tmp_path: Path) -> None:
     assert not list(read_any(tmp_path / "a.parquet"))
 
 
-def test_what_data_of_a_size_may_unpack_to() -> None:
+def test_max_unpacked_size() -> None:
     """Rows that repeat a long text pass, and so do large files of pictures."""
     assert max_unpacked_size(1000) == 64 * _MIB
     assert max_unpacked_size(2 * _MIB) == 200 * _MIB

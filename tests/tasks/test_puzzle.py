@@ -66,7 +66,7 @@ def a_puzzle(draw: random.Random) -> tuple[PuzzleState, int]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_can_be_reached_is_what_brute_force_reaches(seed: int) -> None:
+def test_reachable_targets_equal_those_of_brute_force(seed: int) -> None:
     draw = random.Random(seed)
     numbers = state_of([draw.randint(0, 9) for _ in range(3)])
     values = every_value(numbers)
@@ -137,7 +137,7 @@ def test_moves_are_all_legal_steps() -> None:
         "\u0664 + 9 = 13 (left: 10 13 13)",  # an Arabic 4
     ],
 )
-def test_lines_that_are_no_legal_step(line: str) -> None:
+def test_illegal_steps(line: str) -> None:
     assert apply_steps((4, 9, 10, 13), line) is None
     assert apply_steps((4, 9, 10, 13), f"10 + 13 = 23 (left: 4 9 23)\n{line}") is None
 
@@ -161,7 +161,7 @@ def test_judgements_are_exact() -> None:
     assert value_label((3, 3, 8, 8), 24, whole=False) == "likely"
 
 
-def test_the_text_is_the_format_that_is_written_down() -> None:
+def test_prompts_have_the_documented_format() -> None:
     steps = next(solutions((4, 9, 10, 13), 24, whole=True))
     block = solve_block((13, 4, 10, 9), 24, steps)
     assert block.startswith("Input: 4 9 10 13\nTarget: 24\nSteps:\n") and block.endswith(
@@ -282,7 +282,7 @@ def test_operators_bind_as_usual(text: str, value: int) -> None:
         "\u0661 + 1",
     ],
 )
-def test_what_is_no_expression(text: str) -> None:
+def test_invalid_expressions(text: str) -> None:
     assert parse(text) is None
 
 

@@ -154,7 +154,7 @@ def test_case_does_not_count_if_it_is_ignored(
     assert correct(tmp_path, answer, text, metric=metric) == is_same
 
 
-def test_an_answer_that_is_contained_is_what_votes_are_for(tmp_path: Path) -> None:
+def test_votes_count_contained_answers(tmp_path: Path) -> None:
     task, data = load(tmp_path, [{"question": "q", "answer": "Paris"}], {"metric": "contains"})
     verdicts = [
         task.score(data.problems[0], text)["answer"]

@@ -172,7 +172,7 @@ def test_report_has_string_match_all_by_length_and_depth() -> None:
     assert task.aggregate(scores, bare).tables == ()
 
 
-def test_part_marks_are_in_string_match_all_only() -> None:
+def test_partial_credit_is_in_string_match_all_only() -> None:
     task, data = get_task("ruler-niah-multivalue"), load("multivalue", questions="2")
     scores = [
         SampleScore(p.id, 0, "length", task.score(p, p.answer.split()[0])) for p in data.problems

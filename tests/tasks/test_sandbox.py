@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,9 +156,7 @@ def test_only_a_program_that_worked_is_judged_again_alone() -> None:
     ("seconds", "starved"),
     [(0.001, True), (0.008, False), (0.02, False), (0.2, True), (1.5, False)],
 )
-def test_a_program_that_was_kept_from_a_core_is_told_from_one_that_waits(
-    seconds: float, starved: bool
-) -> None:
+def test_starved_programs_differ_from_waiting_programs(seconds: float, starved: bool) -> None:
     late = TestResult(ProgramStatus.TIMEOUT, seconds=seconds)
     assert _is_starved(late, Limits(cpu_seconds=1.0), min_cpu_seconds=0.01) == starved
     assert not _is_starved(replace(late, verdict=ProgramStatus.ACCEPTED), Limits(), 0.01)
@@ -250,6 +249,35 @@ def test_nothing_passes_without_tests() -> None:
             judge.run(Program("", fn_name="f"), [TestCase(args=[object()])], compare)
     with pytest.raises(InputError, match="this SandboxPool is closed"):
         judge.submit(ADD, [TestCase("1 2", expected="3")], compare)
+
+
+@pytest.mark.parametrize("sandbox", USABLE)
+def test_close_kills_running_programs(sandbox: str) -> None:
+    before = traces()
+    judge = SandboxPool(sandbox, workers=2, limits=Limits(cpu_seconds=60.0, wall_seconds=60.0))
+    done = judge.submit(ADD, [TestCase("1 2", expected="3")], compare)
+    assert done.result().accepted
+    sleep = Program("print(input(), flush=True)\nimport time\ntime.sleep(60)")
+    others = [judge.submit(sleep, [TestCase("a", expected="a")] * 8, compare) for _ in range(4)]
+    while not all(other.running() for other in others[:2]):
+        time.sleep(0.01)
+    time.sleep(0.3)  # for the programs to start
+    start = time.monotonic()
+    judge.close()
+    assert time.monotonic() - start < 2
+    assert done.result().accepted
+    for other in others:
+        with pytest.raises(CancelledError):
+            other.result()
+    assert not left_since(before)
+    judge.close()
+
+
+def test_run_says_that_another_thread_closed_the_pool() -> None:
+    judge = SandboxPool("none", workers=1, limits=Limits(cpu_seconds=60.0, wall_seconds=60.0))
+    threading.Timer(0.5, judge.close).start()
+    with pytest.raises(SandboxError, match="this SandboxPool was closed while it ran"):
+        judge.run(Program("import time\ntime.sleep(60)"), [TestCase("")] * 8, compare)
 
 
 def test_no_descriptor_stays_if_the_data_of_a_program_cannot_be_sealed(
@@ -404,7 +432,7 @@ def test_programs_that_wait_hold_up_the_others_for_a_tenth_of_the_time(sandbox: 
     assert all(sum(test.retried for test in tests) <= 1 for tests in results)
 
 
-def test_who_may_be_alone() -> None:
+def test_one_program_runs_alone_at_a_time() -> None:
     quiet = _ExclusiveGate(workers=2)
 
     def ask() -> bool:

@@ -63,7 +63,8 @@ class JudgingPlan:
         if rubric is not None and not (isinstance(rubric, str) and rubric in BUILT_IN):
             rubric = load_rubric(rubric).to_json()
         names = [
-            judge if isinstance(judge, str) else judge.facts.engine.model for judge in self.judges
+            judge if isinstance(judge, str) else judge.model_info.engine.model
+            for judge in self.judges
         ]
         return {
             "judge": [absolute(judge) for judge in names],

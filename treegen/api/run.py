@@ -381,7 +381,7 @@ def _choices(
 def _run_name(task: str | Task | None, choices: Mapping[str, Any], models: ModelLoader) -> str:
     """Return a folder name with the task and the model of a run."""
     name = "" if task is None else get_task_name(task)
-    loaded = None if models.llm is None else models.llm.facts.engine.model
+    loaded = None if models.llm is None else models.llm.model_info.engine.model
     model = short_model_name(str(loaded or choices.get("model", "demo")))
     # A task in a file is named path/to/file.py:Class.
     return file_name("-".join(filter(None, (name.rpartition("/")[2], model.rpartition("/")[2]))))

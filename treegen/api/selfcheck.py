@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from treegen.common.outputs import Usage
 from treegen.common.params import SamplingParams
-from treegen.evals.model import check_machine, load_model_facts
+from treegen.evals.model import check_machine, load_model_info
 from treegen.llm import LLM
 from treegen.model.options import EngineOptions
 from treegen.prompts.tree import Node
@@ -62,14 +62,17 @@ class SelfCheckResult:
 def self_check(options: EngineOptions, problems: int) -> SelfCheckResult:
     """Run a job of `problems` problems in all arrangements. Raises what `LLM` raises."""
     check_machine(options)
-    facts = load_model_facts(options)
+    model_info = load_model_info(options)
     check = SelfCheck(options, problems=problems)
     arrangements = list(check.arrangements())
-    promised = options.reproducible or (facts.device_type, facts.dtype) == ("cpu", "float32")
+    promised = options.reproducible or (model_info.device_type, model_info.dtype) == (
+        "cpu",
+        "float32",
+    )
     document = {
         "model": options.model,
-        "device": facts.device_type,
-        "dtype": facts.dtype,
+        "device": model_info.device_type,
+        "dtype": model_info.dtype,
         "impl": check.usage.impl,
         "reproducible": options.reproducible,
         "promised": promised,

@@ -1,8 +1,9 @@
 """Opening, replacing and naming files.
 
 Files from users, data sets and other people's runs must be regular files: opening a named pipe
-would block, and reading a device may never end. `read_regular` limits the size of what is read, and
-`max_unpacked_size` that of unpacked content, so that a small file cannot fill the memory.
+would block, and reading a device may never end. Every function limits the size of what is read,
+because a file may be sparse or grow, and `max_unpacked_size` limits that of unpacked content, so
+that a small file cannot fill the memory.
 `describe_read_error` describes a failure in one line.
 
 Temporary files and folders can be recognized as left over once their process has died. A process
@@ -20,6 +21,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -29,9 +31,21 @@ from treegen.common.formatting import format_bytes
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
 
+MAX_BYTES: Final = 1 << 28
+"""Maximum bytes of a file that is read whole, such as settings, results or a tokenizer."""
+MAX_DATA_BYTES: Final = 1 << 34
+"""Maximum bytes of a file of a data set; the largest published ones have a few GB."""
+MAX_LINE_BYTES: Final = 1 << 30
+"""Maximum bytes of a line of a file that is read line by line."""
+_CHUNK_BYTES: Final = 1 << 20
+
 
 class NotRegularError(OSError):
     """A path leads to a pipe, a socket or a device."""
+
+
+class FileTooLargeError(OSError):
+    """A file, or a line of a file, is larger than anything that treegen reads."""
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
@@ -66,31 +80,73 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     return fd
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
+def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file.
 
     Args:
         path: The file.
+        max_bytes: Maximum size in bytes. Default: `MAX_BYTES`.
 
     Raises:
+        FileTooLargeError: The file is larger.
         OSError: The file cannot be read, or is no regular file.
     """
     with open(open_regular(path), "rb") as file:
-        return file.read()
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, max_bytes, "it", path)
+        content = file.read(size)
+        while part := file.read(_CHUNK_BYTES):  # it grows, or states no size, as files of /proc
+            content += part
+            _check_size(len(content), max_bytes, "it", path)
+    return content
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
+def read_text(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> str:
     """Return the text of a regular file in UTF-8, with newlines translated as by `Path.read_text`.
+
+    Args:
+        path: The file.
+        max_bytes: Maximum size in bytes. Default: `MAX_BYTES`.
+
+    Raises:
+        FileTooLargeError: The file is larger.
+        OSError: The file cannot be read, or is no regular file.
+        UnicodeDecodeError: The file is not UTF-8.
+    """
+    text = read_bytes(path, max_bytes).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    r"""Yield the lines of a regular file with their ends; only \n ends a line.
 
     Args:
         path: The file.
 
     Raises:
+        FileTooLargeError: A line has more than `MAX_LINE_BYTES` bytes.
         OSError: The file cannot be read, or is no regular file.
-        UnicodeDecodeError: The file is not UTF-8.
     """
-    with open(open_regular(path), encoding="utf-8") as file:
-        return file.read()
+    with open(open_regular(path), "rb") as file:
+        for line in iterate_lines(file):
+            check_line(line, path)
+            yield line
+
+
+def iterate_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Return the lines of an open file; a longer line than `check_line` accepts is cut."""
+    return iter(partial(file.readline, MAX_LINE_BYTES + 1), b"")
+
+
+def check_line(line: bytes, path: str | os.PathLike[str]) -> None:
+    """Raise FileTooLargeError if a line of a file has more than `MAX_LINE_BYTES` bytes."""
+    _check_size(len(line), MAX_LINE_BYTES, "a line", path)
+
+
+def _check_size(size: int, max_bytes: int, what: str, path: str | os.PathLike[str]) -> None:
+    if size > max_bytes:
+        why = f"{what} has more than {format_bytes(max_bytes)}"
+        raise FileTooLargeError(errno.EFBIG, why, os.fspath(path))
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes | None:
@@ -174,6 +230,11 @@ def describe_read_error(path: Path | str, error: OSError) -> str:
             return (
                 f"cannot read {path}: the path is a pipe or a device, which may never end; save "
                 "the content in a regular file, and pass that file"
+            )
+        case FileTooLargeError():
+            return (
+                f"cannot read {path}: {error.strerror}, which is more than usual; check whether "
+                "it is the right file"
             )
         case PermissionError():
             return (

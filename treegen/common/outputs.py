@@ -282,7 +282,7 @@ class LevelRows:
     """Number of segments of this depth that have rows below them."""
     rows: int
     """Number of these rows."""
-    kept: int
+    kept_rows: int
     """Number of these rows whose segment of this depth is kept."""
 
 

@@ -128,7 +128,7 @@ class Engine:
         """Number of recurrent state slots; None for a model without recurrent layers."""
         return None if self.cache.states is None else self.cache.states.num_slots
 
-    def facts(self, options: EngineOptions, tokenizer: Any) -> ModelInfo:
+    def make_model_info(self, options: EngineOptions, tokenizer: Any) -> ModelInfo:
         """Return the properties of the loaded model that plans and reports use."""
         model, pool = self.model, self.cache.pool
         return ModelInfo(

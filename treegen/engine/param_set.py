@@ -51,18 +51,19 @@ class ParamSet:
 
 
 def param_sets(
-    params: Sequence[SamplingParams], stopping_of: Callable[[SamplingParams], StopConditions]
+    params: Sequence[SamplingParams],
+    make_stop_conditions: Callable[[SamplingParams], StopConditions],
 ) -> tuple[list[ParamSet], list[int]]:
     """Return the distinct parameter sets of requests, and the index of each request's set.
 
     Args:
         params: Sampling parameters of each request. Without requests, one default set is returned.
-        stopping_of: Returns the stop conditions of sampling parameters.
+        make_stop_conditions: Returns the stop conditions of sampling parameters.
     """
     # Rows with equal parameters are drawn and ended together.
     sets = {p.sampling_key: p for p in params or [SamplingParams()]}
     index_of = {drawing: index for index, drawing in enumerate(sets)}
-    distinct = [ParamSet(p, stopping_of(p)) for p in sets.values()]
+    distinct = [ParamSet(p, make_stop_conditions(p)) for p in sets.values()]
     return distinct, [index_of[p.sampling_key] for p in params]
 
 
@@ -82,11 +83,11 @@ class ParamTable(list[ParamSet]):
         # The tokens that may end a row, for each StopConditions, and the index of each set's.
         self._stoppings: dict[StopConditions, int] = {first.stopping: 0}
         self._may_end: NDArray[np.bool_] = first.stopping.may_end[None]
-        self._stopping_of = np.zeros(1, dtype=np.int64)
+        self._stop_index = np.zeros(1, dtype=np.int64)
 
     def may_end(self, params: _Ints, tokens: _Ints) -> NDArray[np.bool_]:
         """Return whether a row may end after a token; `params` has each row's index."""
-        may_end: NDArray[np.bool_] = self._may_end[self._stopping_of[params], tokens]
+        may_end: NDArray[np.bool_] = self._may_end[self._stop_index[params], tokens]
         return may_end
 
     def add(self, param_set: ParamSet, in_use: Callable[[], Collection[int]]) -> int:
@@ -107,11 +108,11 @@ class ParamTable(list[ParamSet]):
         else:
             index = len(self)
             self.append(param_set)
-            self._stopping_of = np.append(self._stopping_of, 0)
+            self._stop_index = np.append(self._stop_index, 0)
         if param_set.stopping not in self._stoppings:
             self._stoppings[param_set.stopping] = len(self._stoppings)
             self._may_end = np.concatenate([self._may_end, param_set.stopping.may_end[None]])
-        self._stopping_of[index] = self._stoppings[param_set.stopping]
+        self._stop_index[index] = self._stoppings[param_set.stopping]
         self._index[key] = index
         return index
 
@@ -121,8 +122,8 @@ class ParamTable(list[ParamSet]):
         self._capacity = max(2 * len(self._index), _MIN_CAPACITY)
         for index in self._free:
             self[index] = self[0]
-            self._stopping_of[index] = 0
-        used, self._stopping_of = np.unique(self._stopping_of, return_inverse=True)
+            self._stop_index[index] = 0
+        used, self._stop_index = np.unique(self._stop_index, return_inverse=True)
         self._may_end = self._may_end[used]
         old_stoppings = {index: stopping for stopping, index in self._stoppings.items()}
         self._stoppings = {old_stoppings[old]: new for new, old in enumerate(used.tolist())}

@@ -116,7 +116,7 @@ class Rounds:
         return self._chance is not None
 
     @property
-    def spared(self) -> int:
+    def num_not_drawn(self) -> int:
         """The number of planned samples that need not be drawn."""
         states = self._states.values()
         return sum(self._num - len(state.answers) for state in states if state.over)
@@ -213,7 +213,7 @@ class Rounds:
             "stop_batch": settings.stop_batch,
             "first_round": self._first_round,
             "confidence": asdict(settings.confidence) if settings.confidence else None,
-            "spared": self.spared,
+            "spared": self.num_not_drawn,
             "problems": problems,
         }
 

@@ -164,8 +164,8 @@ class PreparedJob:
 
     job: Job
     """The job with its final prompts; too long ones are shortened as the task allows."""
-    facts: "ModelInfo"
-    """The facts of the model."""
+    model_info: "ModelInfo"
+    """The properties of the model."""
     plan: Plan
     """The plan of the requests; it has the tokens of every prompt."""
     choice_prompts: Sequence[ChoicePrompt] = ()
@@ -180,15 +180,15 @@ class PreparedJob:
             llm: The loaded model.
             scored: The choice prompts that are left to score; None for all.
         """
-        job_images, llm_images = self.facts.images, llm.images
+        job_images, llm_images = self.model_info.images, llm.images
         if job_images is not None and llm_images is not None and job_images is not llm_images:
             llm_images.import_images(
                 job_images.images_in(request.tokens for request in self.plan.requests)
             )
         if scored is None or len(scored) == len(self.choice_prompts):
-            return llm.adopt_plan(self.plan, self.facts)
-        scored_plan = self.facts.plan_unchecked(choice_requests(scored, self.facts.spec))
-        return llm.adopt_plan(scored_plan, self.facts)
+            return llm.adopt_plan(self.plan, self.model_info)
+        scored_plan = self.model_info.plan_unchecked(choice_requests(scored, self.model_info.spec))
+        return llm.adopt_plan(scored_plan, self.model_info)
 
     def pair_requests(self) -> dict[str, tuple[Request, SamplingParams]]:
         """Return the request and the parameters of each problem, by id; none of scored choices."""
@@ -199,7 +199,7 @@ class PreparedJob:
         return {request.id: (request, one) for request, one in zip(requests, params, strict=True)}
 
 
-def prepare_job(job: Job, facts: "ModelInfo") -> PreparedJob:
+def prepare_job(job: Job, model_info: "ModelInfo") -> PreparedJob:
     """Fit a job's prompts to a model, tokenize them and plan them, each once.
 
     Raises:
@@ -209,13 +209,16 @@ def prepare_job(job: Job, facts: "ModelInfo") -> PreparedJob:
     from treegen.prompts.grammars import grammar_of
     from treegen.prompts.thinking import thinking_of
 
-    sampling, spec, tokenizer = job.settings.sampling, facts.spec, facts.tokenizer
+    sampling, spec, tokenizer = job.settings.sampling, model_info.spec, model_info.tokenizer
     grammar_of(sampling.structure, tokenizer, spec.eos_token_ids, spec.vocab_size)
     try:
         thinking_of(sampling, tokenizer)  # raises for a budget without tags
-        fitted = fit_job(job, facts)
+        fitted = fit_job(job, model_info)
         return PreparedJob(
-            fitted.job, facts, facts.plan(fitted.requests(facts)), fitted.choice_prompts
+            fitted.job,
+            model_info,
+            model_info.plan(fitted.requests(model_info)),
+            fitted.choice_prompts,
         )
     except CapacityError as error:
         if job.task.shorter is None:
@@ -234,28 +237,28 @@ class FittedJob:
     choice_prompts: Sequence[ChoicePrompt] = ()
     """The scored texts of each problem."""
 
-    def requests(self, facts: "ModelInfo") -> list[Request]:
+    def requests(self, model_info: "ModelInfo") -> list[Request]:
         """Return the requests of the prompts to a model."""
         from treegen.prompts.plan.requests import requests_of_prompts
 
         if self.job.choices:
-            return choice_requests(self.choice_prompts, facts.spec)
+            return choice_requests(self.choice_prompts, model_info.spec)
         return requests_of_prompts(
-            self.prompts, facts.tokenizer, self.job.drawing, facts.spec, facts.images
+            self.prompts, model_info.tokenizer, self.job.drawing, model_info.spec, model_info.images
         )
 
 
-def fit_job(job: Job, facts: "ModelInfo") -> FittedJob:
+def fit_job(job: Job, model_info: "ModelInfo") -> FittedJob:
     """Return a job with its final prompts; too long ones are shortened as the task allows.
 
     Args:
         job: The job. A task that tokenizes its prompts itself makes its requests now.
-        facts: The facts of the model, whose context length is the limit.
+        model_info: The properties of the model, whose context length is the limit.
     """
     from treegen.prompts.plan.requests import check_length
     from treegen.prompts.tokens import tokenize
 
-    tokenizer, spec, images = facts.tokenizer, facts.spec, facts.images
+    tokenizer, spec, images = model_info.tokenizer, model_info.spec, model_info.images
     make_requests = wrap_task_method(job.task.requests, job.task.name)
     task_requests: OwnRequests | None = make_requests(
         job.data, job.settings, tokenizer, spec, images
@@ -292,12 +295,12 @@ def fit_job(job: Job, facts: "ModelInfo") -> FittedJob:
     return FittedJob(job, choice_prompts=in_order) if choices else FittedJob(job, prompts=in_order)
 
 
-def first_prompt(job: Job, facts: "ModelInfo") -> str:
+def first_prompt(job: Job, model_info: "ModelInfo") -> str:
     """Return the first prompt of a fitted job, and its reference, as text for people.
 
     Args:
         job: The job with its final prompts.
-        facts: The facts of the model.
+        model_info: The properties of the model.
     """
     from treegen.prompts.tokens import prompt_text
 
@@ -305,7 +308,7 @@ def first_prompt(job: Job, facts: "ModelInfo") -> str:
     problem = next(p for p in job.data.problems if p.id == prompt.id)
     lines = [
         f"{job.task.name}: the prompt of {prompt.id}, from the next line on",
-        prompt_text(prompt, facts.tokenizer, facts.images),
+        prompt_text(prompt, model_info.tokenizer, model_info.images),
         "(the prompt ends with the line before)",
     ]
     if problem.choices:

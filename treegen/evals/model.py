@@ -1,4 +1,4 @@
-"""The model of a run: facts from its files before the weights are loaded, and loading it."""
+"""The model of a run: its properties, from its files and without its weights, and its loading."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -47,7 +47,7 @@ def resolve_precision(
 
     Args:
         engine: The engine options, which name the model.
-        placement: As for `load_model_facts`.
+        placement: As for `load_model_info`.
     """
     from treegen.model.checkpoint.files import locate
 
@@ -80,8 +80,8 @@ def _source(engine: EngineOptions) -> dict[str, Any]:
     return {"revision": engine.revision, "trust_remote_code": engine.trust_remote_code}
 
 
-def load_model_facts(engine: EngineOptions, placement: "Placement | None" = None) -> "ModelInfo":
-    """Return the facts about a model that its configuration and tokenizer contain.
+def load_model_info(engine: EngineOptions, placement: "Placement | None" = None) -> "ModelInfo":
+    """Return the properties of a model that its configuration and tokenizer contain.
 
     Args:
         engine: The engine options, which name the model.

@@ -67,7 +67,7 @@ def sample(
         return
     job = prepared.job
     recorder = SampleRecorder(job, run, judging, verdicts)
-    keep_job_images(job, run, prepared.facts.images)
+    keep_job_images(job, run, prepared.model_info.images)
     if job.choices:
         yield from sample_choices(prepared, recorder, llm, stop=stop)
         return
@@ -116,7 +116,7 @@ def sample(
 def _start_forecast(job: Job, run: RunDir, llm: "BaseLLM") -> TimeForecast:
     """Return a forecast that has seen the lengths of the stored samples."""
     forecast = TimeForecast(
-        job.settings.sampling.max_tokens, shares_speed=llm.facts.device_type == "cpu"
+        job.settings.sampling.max_tokens, shares_speed=llm.model_info.device_type == "cpu"
     )
     for record in run.records():
         forecast.finish(record["num_tokens"], before=True)
@@ -158,7 +158,7 @@ class _ProgressTracker:
             self._interval = self._tally.estimate() if self._tally else None
             self._levels = self._stream.levels() if draws else ()
         status, usage = self._stream.status(), self._stream.usage
-        done, planned = len(self._run.done), self._run.info.planned - self._run.spared
+        done, planned = len(self._run.done), self._run.info.planned - self._run.num_not_drawn
         rows = status.rows if draws else 0
         tokens = usage.decoded_tokens if draws else usage.prompt_tokens_computed
         seconds, forecast = time.monotonic() - self._start, None
@@ -257,7 +257,7 @@ class _RoundFeeder:
             self._stream.add_work(
                 [(self._index_of[name], indices) for name, indices in due], floors
             )
-        self._run.spared = self._rounds.spared
+        self._run.num_not_drawn = self._rounds.num_not_drawn
 
 
 def sample_choices(

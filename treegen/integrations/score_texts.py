@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from treegen.common.checks import check_argument_types, check_int
-from treegen.common.files import describe_read_error, open_regular, replace_file
+from treegen.common.files import describe_read_error, open_regular, read_lines, replace_file
 from treegen.common.outputs import Score
 from treegen.common.params import MAX_COUNT
 from treegen.errors import DataError, InputError, RunError, TreegenError
@@ -122,7 +122,7 @@ def _read_part_extent(path: Path, start: WrittenExtent) -> WrittenExtent:
     """Return how far a file goes that continues from `start`."""
     with open(open_regular(path), "rb") as file:
         parquet = pq.ParquetFile(file)
-        extent = json.loads((parquet.schema_arrow.metadata or {})[_META])
+        extent = parse_json((parquet.schema_arrow.metadata or {})[_META].decode())
         kinds = {name: type(value) for name, value in extent.items()}
         if kinds != {"rows": int, "tokens": int, "seen": str}:
             raise ValueError("the file does not state which rows the file contains")
@@ -336,11 +336,10 @@ def read_texts(path: Path) -> Iterator[InputText]:
     """
     digest = hashlib.sha256()
     try:
-        with open(open_regular(path), "rb") as file:
-            for number, line in enumerate(file, 1):
-                digest.update(line if line.endswith(b"\n") else line + b"\n")
-                if line.strip():
-                    yield _text_of(line, f"{path}:{number}", number, digest.hexdigest())
+        for number, line in enumerate(read_lines(path), 1):
+            digest.update(line if line.endswith(b"\n") else line + b"\n")
+            if line.strip():
+                yield _text_of(line, f"{path}:{number}", number, digest.hexdigest())
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from error
 

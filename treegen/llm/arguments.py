@@ -296,7 +296,7 @@ def expand_params(params: Params | Sequence[Params] | None, num: int) -> list[Sa
 
 
 def make_output(
-    completions: Sequence[Completion], content: Any, request: Request, facts: ModelInfo
+    completions: Sequence[Completion], content: Any, request: Request, model_info: ModelInfo
 ) -> RequestOutput:
     """Return the output of a flat prompt.
 
@@ -304,14 +304,14 @@ def make_output(
         completions: The completions of the prompt.
         content: The prompt as the caller gave it.
         request: The request of the prompt.
-        facts: The tokenizer and the images of the model.
+        model_info: The tokenizer and the images of the model.
     """
     tokens = request.tokens
-    if facts.images is not None:
-        tokens = facts.images.restore_placeholders(tokens)
+    if model_info.images is not None:
+        tokens = model_info.images.restore_placeholders(tokens)
     ids = tokens.tolist()
     prompt: Any = content if isinstance(content, str) else None
     if prompt is None and len(content) and isinstance(content[0], Mapping):
-        decode = facts.tokenizer.decode
+        decode = model_info.tokenizer.decode
         prompt = partial(decode, ids, clean_up_tokenization_spaces=False)
     return RequestOutput(completions, request_id=request.id, prompt=prompt, prompt_token_ids=ids)

@@ -65,16 +65,16 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
     """The model's tokenizer."""
     spec: ModelSpec
     """The sizes of the model."""
-    facts: ModelInfo
+    model_info: ModelInfo
     """The tokenizer, the spec, the images and everything else that plans depend on."""
     fingerprint: str
     """Identifies the weights; empty for a module that is not from a checkpoint."""
-    _before: DrawCounter
+    _draw_counter: DrawCounter
 
     @property
     def max_rows(self) -> int:
         """Maximum number of samples decoded at once; for a Cluster, on each worker."""
-        return self.facts.max_rows
+        return self.model_info.max_rows
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer, as vLLM does."""
@@ -92,11 +92,11 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             raise missing_attribute(self, name)
 
     def __repr__(self) -> str:
-        facts = self.facts
-        name = facts.engine.model or "a module"
+        info = self.model_info
+        name = info.engine.model or "a module"
         return (
-            f"{type(self).__name__}({name!r}, {facts.dtype} on {facts.device_type}, at most "
-            f"{facts.max_rows:,} rows)"
+            f"{type(self).__name__}({name!r}, {info.dtype} on {info.device_type}, at most "
+            f"{info.max_rows:,} rows)"
         )
 
     def _repr_html_(self) -> str:
@@ -194,10 +194,11 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
         node_params = repeat_params(checked, len(requests))
         samples, skips = find_missing_samples(requests, skip)
         self._check_ready()
-        before = DrawCounter(None if skips else self._before)
-        requests = before.continue_numbering_flat(requests, [one.seed for one in node_params])
+        counter = DrawCounter(None if skips else self._draw_counter)
+        requests = counter.continue_numbering_flat(requests, [one.seed for one in node_params])
         stream = self._start(self._plan(requests), node_params, samples)
-        self._before.update(before)  # Only now, because a call that fails to start draws nothing.
+        # Only now, because a call that fails to start draws nothing.
+        self._draw_counter.update(counter)
         return stream
 
     def open_stream(self, tree: Node, params: Params | Sequence[Params]) -> Stream:
@@ -215,14 +216,14 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
         self._check_ready()
         return self._open_stream(self._plan(requests), repeat_params(checked, len(requests)))
 
-    def adopt_plan(self, plan: Plan, facts: ModelInfo) -> Plan:
+    def adopt_plan(self, plan: Plan, model_info: ModelInfo) -> Plan:
         """Return a plan for this LLM: the same plan, unless this LLM shares or stores differently.
 
         Args:
-            plan: A plan that `facts` made, for example before the model was loaded.
-            facts: The facts that the plan was made from.
+            plan: A plan that `model_info` made, for example before the model was loaded.
+            model_info: The properties that the plan was made from.
         """
-        return plan if self.facts.plans_like(facts) else self._plan(plan.requests)
+        return plan if self.model_info.plans_like(model_info) else self._plan(plan.requests)
 
     def start_plan(
         self,
@@ -324,17 +325,18 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             contents, prompt_params, self.tokenizer, self.spec, template, self.images
         )
         self._check_ready()
-        before = DrawCounter(self._before)
-        requests = before.continue_numbering_flat(requests, [one.seed for one in prompt_params])
+        counter = DrawCounter(self._draw_counter)
+        requests = counter.continue_numbering_flat(requests, [one.seed for one in prompt_params])
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), prompt_params, samples)
-        self._before.update(before)  # Only now, because a call that fails to start draws nothing.
+        # Only now, because a call that fails to start draws nothing.
+        self._draw_counter.update(counter)
         result = run_to_end(stream, progress)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)
         return [
-            make_output(completions, content, request, self.facts)
+            make_output(completions, content, request, self.model_info)
             for completions, content, request in zip(grouped, contents, requests, strict=True)
         ]
 

@@ -130,7 +130,7 @@ class PromptEncoder:
         params = call.params or SamplingParams()
         stages: deque[tuple[ThreadPoolExecutor, Callable[[], object]]] = deque()
         if _compiles_long(params):
-            stages.append((self._grammars, partial(self._llm.stopping_of, params)))
+            stages.append((self._grammars, partial(self._llm.make_stop_conditions, params)))
         if has_images(contents):
             stages.append((self._images, partial(self._open_images, contents)))
         stages.append((self._thread, partial(self._encode, call, contents, template)))
@@ -144,7 +144,7 @@ class PromptEncoder:
     async def prepare(self, params: SamplingParams) -> None:
         """Compile the stop conditions of sampling parameters; for callers in an event loop."""
         thread = self._grammars if _compiles_long(params) else self._thread
-        await _run_in(thread, self._llm.stopping_of, params)
+        await _run_in(thread, self._llm.make_stop_conditions, params)
 
     async def render_turns(
         self, turns: Sequence[Message], **how: Any
@@ -223,7 +223,7 @@ class PromptEncoder:
 
     def _encode(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
         params = call.params or SamplingParams()
-        self._llm.stopping_of(params)  # in this thread, because it may take a while
+        self._llm.make_stop_conditions(params)  # in this thread, because it may take a while
         call.requests = self._requests(contents, params, template)
         call.prompts = [request.tokens for request in call.requests]
 

@@ -181,10 +181,10 @@ class LLM(BaseLLM):
         self.spec, self.images = self.model.spec, self.model.images
         self.fingerprint = self.model.fingerprint
         self.engine = Engine(self.model, options, self.tokenizer)
-        self.facts = self.engine.facts(options, self.tokenizer)
+        self.model_info = self.engine.make_model_info(options, self.tokenizer)
         self._stoppings = StopConditionsCache()
         self._num_named = 0
-        self._before = DrawCounter()
+        self._draw_counter = DrawCounter()
 
     @property
     def cache(self) -> PagedCache:
@@ -199,10 +199,12 @@ class LLM(BaseLLM):
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return self.engine.plan(requests)
 
-    def adopt_plan(self, plan: Plan, facts: ModelInfo) -> Plan:
+    def adopt_plan(self, plan: Plan, model_info: ModelInfo) -> Plan:
         """Return a plan for this LLM; segments end where kept prefixes end."""
         return (
-            self._plan(plan.requests) if self.list_prefixes() else super().adopt_plan(plan, facts)
+            self._plan(plan.requests)
+            if self.list_prefixes()
+            else super().adopt_plan(plan, model_info)
         )
 
     def _check_ready(self) -> None:
@@ -222,7 +224,7 @@ class LLM(BaseLLM):
             assert keep_as is not None
             insert_prefix(request, keep_as, self.engine.cache, self.engine.prefix_cache)
 
-        sets, params_of = param_sets(params, self.stopping_of)
+        sets, params_of = param_sets(params, self.make_stop_conditions)
         scheduler = self.engine.make_scheduler(
             plan,
             sets,
@@ -246,7 +248,7 @@ class LLM(BaseLLM):
             InputError: another run of this LLM is not finished.
         """
         self.engine.check_fits(plan)
-        sets, params_of = param_sets(params, self.stopping_of)
+        sets, params_of = param_sets(params, self.make_stop_conditions)
         nothing = np.empty(0, dtype=np.int64)
         empty = replace(plan, requests=(), segments=(), segment_of=nothing, order=nothing)
         scheduler = self.engine.make_scheduler(empty, sets)
@@ -278,13 +280,17 @@ class LLM(BaseLLM):
             backend = self._search_backend(SamplingParams(), tokenizer, searches=False, user=user)
             scheduler = backend.scheduler
         else:
-            sets, _ = param_sets([], self.stopping_of)
+            sets, _ = param_sets([], self.make_stop_conditions)
             scheduler = self.engine.make_scheduler(self._plan([]), sets, user=user)
         return LiveRun(
-            scheduler, self.spec, stopping_of=self.stopping_of, before=self._before, backend=backend
+            scheduler,
+            self.spec,
+            make_stop_conditions=self.make_stop_conditions,
+            draw_counter=self._draw_counter,
+            backend=backend,
         )
 
-    def stopping_of(self, params: SamplingParams) -> StopConditions:
+    def make_stop_conditions(self, params: SamplingParams) -> StopConditions:
         """Return the stop conditions of sampling parameters; slow for new stop strings.
 
         Raises:
@@ -353,7 +359,7 @@ class LLM(BaseLLM):
             images=self.images,
             params=params,
             max_rows=self.max_rows,
-            stopping_of=self.stopping_of,
+            make_stop_conditions=self.make_stop_conditions,
             make_scheduler=lambda stopping, on_search_sample: self.engine.make_scheduler(
                 empty,
                 [ParamSet(params, stopping)],
@@ -362,7 +368,7 @@ class LLM(BaseLLM):
                 on_search_sample=on_search_sample,
             ),
             make_plan=self._plan,
-            before=self._before,
+            draw_counter=self._draw_counter,
         )
 
     # New weights

@@ -33,7 +33,7 @@ class Expand:
     stop: str | Sequence[str] | None = None
     max_tokens: int | None = None
     temperature: float | None = None
-    given: str = ""
+    prefix: str = ""
     """Text that is appended to each node above before its continuations are drawn."""
     keep: int | None = None
     """Nodes of this level, over all parents, that are expanded further; None expands all."""
@@ -56,9 +56,10 @@ class Expand:
             ) from None
         if params.temperature == 0 and self.samples > 1:
             raise TreeError("temperature 0 produces the same text for every sample; use samples=1")
-        if not isinstance(self.given, str):
+        if not isinstance(self.prefix, str):
             raise TreeError(
-                f"given must be a string, got {type(self.given).__name__}; pass the text to append"
+                f"prefix must be a string, got {type(self.prefix).__name__}; pass the text before "
+                "the continuations"
             )
         if isinstance(self.scorer, str) and self.scorer not in SCORERS:
             raise TreeError(f"scorer must be one of {', '.join(SCORERS)}, got {self.scorer!r}")

@@ -145,7 +145,7 @@ def problem_document(problem: ProblemView, filter: str) -> dict[str, Any]:
             {
                 "index": s.index,
                 "answer": answers[s.index],
-                "fate": classify_sample(s, filter),
+                "outcome": classify_sample(s, filter),
                 "finish_reason": s.finish_reason,
                 "num_tokens": s.num_tokens,
                 "logprob": s.logprob,

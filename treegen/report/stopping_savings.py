@@ -37,17 +37,17 @@ class Point:
     """Mean number of tokens over problems."""
     samples: float
     """Mean number of samples over problems."""
-    less: float
+    difference: float
     """`vote` minus the vote of all samples."""
     low: float
-    """The lower bound of the paired 95% interval of `less` over problems."""
+    """The lower bound of the paired 95% interval of `difference` over problems."""
     high: float
-    """The upper bound of the paired 95% interval of `less` over problems."""
+    """The upper bound of the paired 95% interval of `difference` over problems."""
     saved: float
     """The share of tokens that the rule saves compared with all samples."""
-    same_tokens: float
+    vote_at_equal_tokens: float
     """The vote of a majority over as many tokens as the rule takes."""
-    same_vote: float | None
+    saved_at_equal_vote: float | None
     """The share of tokens that the rule saves compared with the smallest majority whose vote is at
     least `vote`; None if no majority is as good."""
 
@@ -75,10 +75,12 @@ class Savings:
                 f"{row.samples:,.1f}",
                 f"{row.tokens:,.0f}",
                 f"{row.saved:.1%}",
-                f"{row.less:+.3f}",
+                f"{row.difference:+.3f}",
                 interval(row.low, row.high, signed=True),
-                "" if row is last else f"{row.same_tokens:.3f}",
-                "" if row is last or row.same_vote is None else f"{row.same_vote:.1%}",
+                "" if row is last else f"{row.vote_at_equal_tokens:.3f}",
+                ""
+                if row is last or row.saved_at_equal_vote is None
+                else f"{row.saved_at_equal_vote:.1%}",
             ]
             for row in (*self.rules, last)
         ]
@@ -256,12 +258,12 @@ def _make_point(
         vote=vote,
         tokens=tokens,
         samples=fmean(outcome.samples for outcome in outcomes),
-        less=fmean(differences),
+        difference=fmean(differences),
         low=low,
         high=high,
         saved=1 - tokens / _mean_tokens(full_votes),
-        same_tokens=_mean_vote(cache.replay_majority(ids, k)),
-        same_vote=same,
+        vote_at_equal_tokens=_mean_vote(cache.replay_majority(ids, k)),
+        saved_at_equal_vote=same,
     )
 
 

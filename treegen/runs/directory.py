@@ -53,7 +53,7 @@ class RunDir:
     """
 
     records_file: ClassVar[str] = "samples.jsonl"
-    spared = 0
+    num_not_drawn = 0
     """The number of planned samples that need not be drawn; early stopping sets it."""
 
     def __init__(
@@ -200,7 +200,7 @@ class RunDir:
     @property
     def missing(self) -> int:
         """The number of samples that are still to be drawn; negative if too many are stored."""
-        return self.info.planned - len(self._samples.keys) - self.spared
+        return self.info.planned - len(self._samples.keys) - self.num_not_drawn
 
     @property
     def notices(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from treegen.common.files import (
     describe_read_error,
     is_at,
     open_regular,
+    read_bytes,
     read_text,
     replace_file,
     sweep,
@@ -139,8 +140,7 @@ def read_json(path: Path) -> Any:
         RunError: the file cannot be read, or is corrupt.
     """
     try:
-        with open(open_regular(path), "rb") as file:
-            return parse_json(file.read().decode())
+        return parse_json(read_bytes(path).decode())
     except OSError as error:
         raise RunError(describe_read_error(path, error)) from error
     except ValueError as error:

@@ -19,7 +19,16 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-from treegen.common.files import NotRegularError, describe_read_error, is_at, open_regular
+from treegen.common.files import (
+    MAX_LINE_BYTES,
+    FileTooLargeError,
+    NotRegularError,
+    check_line,
+    describe_read_error,
+    is_at,
+    iterate_lines,
+    open_regular,
+)
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import RunError, arg
 from treegen.runs.files import Lock, format_os_error, sync_directory
@@ -117,6 +126,8 @@ class RecordFile:
                     f"cannot read {path}: the path is a pipe or a device; replace the path with a "
                     "copy of the file"
                 ) from error
+            if isinstance(error, FileTooLargeError):
+                raise RunError(describe_read_error(path, error)) from error
             raise RunError(
                 f"cannot read or repair {path}: {format_os_error(error)}; check that the folder "
                 "is writable"
@@ -279,13 +290,14 @@ class RecordFile:
         """
         torn: tuple[int, int, str] | None = None
         line = b"\n"
-        with open(open_regular(self.path), "rb") as file:  # iterating over bytes splits on \n only
-            for number, line in enumerate(file, 1):
+        with open(open_regular(self.path), "rb") as file:
+            for number, line in enumerate(iterate_lines(file), 1):
                 if torn is not None:
                     raise self._make_corrupt_error(torn[0], torn[2])
                 try:
                     key = read_key(line)
                 except ValueError as error:
+                    check_line(line, self.path)
                     torn = (number, len(line), str(error))
                     continue
                 first = self._offsets.setdefault(key, self._end)
@@ -297,7 +309,7 @@ class RecordFile:
     def _check_same(self, key: Key, line: bytes, first: int, number: int) -> None:
         with open(open_regular(self.path), "rb") as file:
             file.seek(first)
-            earlier = file.readline()
+            earlier = file.readline(MAX_LINE_BYTES)
         texts = []
         for offset, line_read in ((first, earlier), (self._end, line)):
             try:

@@ -170,25 +170,25 @@ class Session(Closeable, NonCopyable):
         return matches[0]
 
     def sample(
-        self, wanted: Mapping[SearchNode, int], **overrides: Any
+        self, counts: Mapping[SearchNode, int], **overrides: Any
     ) -> dict[SearchNode, list[SearchNode]]:
         """Draw children of several nodes at once; see `SearchNode.sample`.
 
         Args:
-            wanted: Node -> number of children.
+            counts: Node -> number of children.
             **overrides: Sampling parameters, as for `SearchNode.sample`.
         """
-        self._check_own(wanted)
+        self._check_own(counts)
         with self._exclusive():
-            calls = [node.sample(n, **overrides) for node, n in wanted.items()]
-            return dict(zip(wanted, self._wait(calls), strict=True))
+            calls = [node.sample(n, **overrides) for node, n in counts.items()]
+            return dict(zip(counts, self._wait(calls), strict=True))
 
-    def score(self, wanted: Mapping[SearchNode, Sequence[str]]) -> dict[SearchNode, list[Score]]:
+    def score(self, texts: Mapping[SearchNode, Sequence[str]]) -> dict[SearchNode, list[Score]]:
         """Return the log-likelihoods of texts after several nodes; see `SearchNode.score`."""
-        self._check_own(wanted)
+        self._check_own(texts)
         with self._exclusive():
-            calls = [node.score(texts) for node, texts in wanted.items()]
-            return dict(zip(wanted, self._wait(calls), strict=True))
+            calls = [node.score(of_node) for node, of_node in texts.items()]
+            return dict(zip(texts, self._wait(calls), strict=True))
 
     def _check_own(self, nodes: Iterable[SearchNode]) -> None:
         for node in nodes:

@@ -23,10 +23,10 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def note(self: LLM, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
-        events.append(f"load {Path(self.facts.engine.model).name}")
+        events.append(f"load {Path(self.model_info.engine.model).name}")
 
     def close(self: LLM) -> None:
-        events.append(f"close {Path(self.facts.engine.model).name}")
+        events.append(f"close {Path(self.model_info.engine.model).name}")
         end(self)
 
     monkeypatch.setattr(LLM, "__init__", note)

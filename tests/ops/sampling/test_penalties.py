@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import stopping_of
+from fakes import make_stop_conditions
 from penalized import plain, slow_logits
 from torch import Tensor
 from transformers import (
@@ -94,7 +94,7 @@ def test_penalties_are_those_of_plain_python(
     logits = torch.from_numpy(rng.normal(size=(rows, VOCAB)).astype(np.float32) * 3)
     logits[3, 5] = -torch.inf
     kinds = [
-        ParamSet(each, stopping_of(each, VOCAB))
+        ParamSet(each, make_stop_conditions(each, VOCAB))
         for each in (SamplingParams(**how, logprobs=2) for how in CHOICES)
     ]
     index = torch.from_numpy(rng.integers(0, len(kinds), rows))
@@ -171,6 +171,6 @@ def test_a_bad_word_is_in_no_sample(checkpoint: Path) -> None:
         assert "e" not in tokens and "Ġe" not in tokens and "th" not in tokens
     # Space is a word too, and then no other space is meant.
     newline = tuple(llm.tokenizer("\n")["input_ids"])
-    assert llm.stopping_of(SamplingParams(bad_words=["\n"])).bad_words == (newline,)
+    assert llm.make_stop_conditions(SamplingParams(bad_words=["\n"])).bad_words == (newline,)
     with pytest.raises(InputError, match="the bad word 'é' has no tokens"):
-        stopping_of(SamplingParams(bad_words=["é"]))
+        make_stop_conditions(SamplingParams(bad_words=["é"]))

@@ -437,7 +437,7 @@ def _change(value: Any, at: str, lie: Any) -> None:
         "settings.free.extra",
     ],
 )
-def test_lies_in_the_settings(tmp_path: Path, at: str) -> None:
+def test_forged_settings(tmp_path: Path, at: str) -> None:
     """The fingerprint of the settings is right, as whoever writes a run can compute it."""
     texts = [("The answer is 18.</think> The answer is 17.", "17", False)] * 3
     run = import_run(tmp_path, [("How many?", "18")], [texts])
@@ -455,7 +455,7 @@ def test_lies_in_the_settings(tmp_path: Path, at: str) -> None:
 
 
 @pytest.mark.parametrize("lie", [10**18, -5, "x", None, [], True, 2.5])
-def test_lies_in_the_results(tmp_path: Path, lie: Any) -> None:
+def test_forged_results(tmp_path: Path, lie: Any) -> None:
     run = import_run(tmp_path, [("How many?", "18")], [[("The answer is 18.", "18", True)]])
     (run / "results.json").write_text(json.dumps({"shortened": lie, "report": lie}))
     found = [f for f in audit_run(run).findings if f.kind == "prompt-shortened"]

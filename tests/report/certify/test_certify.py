@@ -453,7 +453,7 @@ def test_names_in_a_certificate_are_no_paths(certified: Path, copied: Path, tmp_
     assert not check.holds and "certified null" in str(check)
 
 
-def test_what_cannot_be_certified_is_an_error(
+def test_runs_that_cannot_be_certified_are_errors(
     certified: Path,
     copied: Path,
     tmp_path: Path,

@@ -138,7 +138,7 @@ def parted(certified: Path) -> Iterator[tuple[NearTies, Record, Record]]:
 
 
 @pytest.mark.parametrize("names", [("tokens",), ()], ids=["tokens", "text"])
-def test_what_follows_a_near_tie_is_compared(
+def test_tokens_after_a_near_tie_are_compared(
     parted: tuple[NearTies, Record, Record], names: tuple[str, ...]
 ) -> None:
     ties, drawn, sample = parted
@@ -195,9 +195,7 @@ def test_near_ties_of_samples_with_a_minimum_length(
 
 
 @pytest.mark.parametrize("speculate", [None, "ngram"])
-def test_given_tokens_are_followed_by_those_that_the_seed_draws(
-    certified: Path, speculate: str | None
-) -> None:
+def test_given_tokens_are_continued_with_the_seed(certified: Path, speculate: str | None) -> None:
     """Half of a sample is given to the sample of another seed, and all of it to a third one."""
     with RunDir.open(certified / "run") as run:
         prepared = _record_tokens(render_prompts(load_job_of(run, {})))

@@ -314,7 +314,7 @@ def test_prompts_of_inspect_are_checked(inspect_log: EvalLog, tmp_path: Path) ->
     assert "begin-token-twice" in found
 
 
-def test_all_that_reads_runs_reads_imported_ones(
+def test_commands_read_imported_runs(
     inspect_log: EvalLog, tmp_path: Path, treegen: Command
 ) -> None:
     log = inspect_log.location.removeprefix("file://")
@@ -388,7 +388,7 @@ def test_a_log_of_lm_eval_is_a_run_for_each_task(lm_eval_log: Path, tmp_path: Pa
     assert by_task["local_gsm8k_cot_self_consistency"].filters == ("score-first",)
 
 
-def test_what_cannot_be_taken_is_told(
+def test_imports_and_exports_that_are_not_possible_are_errors(
     run: Path, lm_eval_log: Path, tmp_path: Path, treegen: Command
 ) -> None:
     with pytest.raises(InputError, match="did you mean 'parquet'"):

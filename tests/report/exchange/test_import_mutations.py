@@ -273,7 +273,7 @@ def test_a_forged_line_is_named(rows: list[dict[str, Any]], message: str, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_command_says_it_in_one_line(tmp_path: Path, treegen: Command) -> None:
+def test_a_command_prints_the_error_in_one_line(tmp_path: Path, treegen: Command) -> None:
     log = write_lm_eval(tmp_path / "log", {"task": respond(correct="no")})
     done = treegen("import", log, "-o", tmp_path / "run")
     assert done.code == 2 and done.err.count("\n") == 1 and "line 2" in done.err
@@ -322,7 +322,7 @@ def test_a_small_log_that_unpacks_to_much_is_refused(tmp_path: Path) -> None:
         import_log(log, tmp_path / "run")
 
 
-def test_settings_that_are_none_here_are_left_out(tmp_path: Path, treegen: Command) -> None:
+def test_unsupported_settings_of_a_log_are_left_out(tmp_path: Path, treegen: Command) -> None:
     def hot(results: dict[str, Any]) -> None:
         results["configs"]["task"]["generation_kwargs"] |= {"top_p": -1.0, "do_sample": True}
 

@@ -74,7 +74,7 @@ def _fail(*args: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_two_tasks_one_of_which_fails_leave_all_as_it_was(
+def test_an_import_of_two_tasks_that_fails_changes_nothing(
     around: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = write_lm_eval(around.parent / "log", {"one": generated_rows(), "two": generated_rows()})
@@ -97,9 +97,7 @@ def test_two_tasks_one_of_which_fails_leave_all_as_it_was(
     assert not (around / "new").exists()
 
 
-def test_a_file_that_comes_meanwhile_is_neither_replaced_nor_removed(
-    around: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_concurrently_created_file_is_kept(around: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = write_lm_eval(around.parent / "log", {"one": generated_rows()})
 
     def other_writes(*args: Any) -> None:
@@ -111,7 +109,7 @@ def test_a_file_that_comes_meanwhile_is_neither_replaced_nor_removed(
     assert content(around / "new") == {"samples.jsonl": hashlib.sha256(b"another's").hexdigest()}
 
 
-def test_what_a_killed_import_left_is_no_hindrance(around: Path) -> None:
+def test_an_import_after_a_killed_import_succeeds(around: Path) -> None:
     log = write_lm_eval(around.parent / "log", {"one": generated_rows()})
     left = around / "new" / ".import.4000000.tmp"
     left.mkdir(parents=True)

@@ -90,7 +90,7 @@ def test_metrics_are_those_of_inspect(epochs: int, tmp_path: Path) -> None:
     assert view.num_done == 6  # two have no score at all
 
 
-def test_what_is_left_out_is_told_and_the_run_can_be_used(tmp_path: Path, treegen: Command) -> None:
+def test_notices_list_samples_without_scores(tmp_path: Path, treegen: Command) -> None:
     pytest.importorskip("inspect_ai")
     log = scored(tmp_path / "log", SCORES)
     done = treegen("import", log, "-o", tmp_path / "run")

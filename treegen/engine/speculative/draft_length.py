@@ -104,8 +104,8 @@ class _CostEstimate:
     """Tokens per unit of time without drafts."""
     cost_M: Floats
     """Time of a pass that verifies 1, 2, ... draft tokens."""
-    pays: bool
-    """Whether it pays to verify drafts with the best acceptance rate."""
+    is_profitable: bool
+    """Whether verifying drafts saves time with the best acceptance rate."""
 
 
 class DraftLengthController:
@@ -165,7 +165,7 @@ class DraftLengthController:
         if self._pause > 0:
             self._pause -= 1
             return False
-        if self._get_costs(num_rows, keys, max_drafts).pays:
+        if self._get_costs(num_rows, keys, max_drafts).is_profitable:
             return True
         self._start_pause()
         return False
@@ -222,7 +222,7 @@ class DraftLengthController:
 
     @staticmethod
     def _find_best(costs: _CostEstimate, sums_M: Floats) -> int | None:
-        """Return the index of the best number of draft tokens; None if none pays.
+        """Return the index of the best number of draft tokens; None if none saves time.
 
         Args:
             costs: Expected times of passes.
@@ -250,7 +250,7 @@ class DraftLengthController:
         tokens_M = -(-tokens_M // self._multiple) * self._multiple
         plain = self._decode_curve.ratios(rows)
         if not len(tokens_M):
-            return _CostEstimate(num_rows, max_drafts, 1.0, np.empty(0), pays=False)
+            return _CostEstimate(num_rows, max_drafts, 1.0, np.empty(0), is_profitable=False)
         verified_M = self._verify_curve.ratios(tokens_M)
         if plain is None:
             plain = np.ones(1) if verified_M is None else verified_M[:1] / _VERIFY_FACTOR
@@ -259,9 +259,9 @@ class DraftLengthController:
             verified_M = _VERIFY_FACTOR * (plain if like_M is None else like_M)
         cost_M = verified_M * self._predict_times(tokens_M, keys)
         now = num_rows / float((plain * self._predict_times(rows, keys))[0])
-        estimate = _CostEstimate(num_rows, max_drafts, now, cost_M, pays=True)
+        estimate = _CostEstimate(num_rows, max_drafts, now, cost_M, is_profitable=True)
         likely_M = _BEST_RATE * np.arange(1.0, len(cost_M) + 1)
-        return replace(estimate, pays=self._find_best(estimate, likely_M) is not None)
+        return replace(estimate, is_profitable=self._find_best(estimate, likely_M) is not None)
 
     def _predict_times(self, tokens: Ints, keys: int) -> Floats:
         """Return the predicted times of passes, in units of the time of reading the weights."""

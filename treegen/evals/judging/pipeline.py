@@ -72,7 +72,7 @@ def resolve_judges(
             check_machine(engine)
             judge = JudgeModel(engine, weights_fingerprint(engine))
         else:
-            judge = JudgeModel(name_or_llm.facts.engine, name_or_llm.fingerprint, name_or_llm)
+            judge = JudgeModel(name_or_llm.model_info.engine, name_or_llm.fingerprint, name_or_llm)
         if any(judge.fingerprint == other.fingerprint for other in resolved):
             raise InputError(f"the judge {judge.engine.model} is named twice; name each judge once")
         resolved.append(judge)

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.bounded.templates import TemplateError, read_set, render_rubric
-from treegen.common.files import as_path, read_text
+from treegen.common.files import FileTooLargeError, as_path, read_text
 from treegen.common.spelling import did_you_mean
+from treegen.common.yaml_texts import MAX_YAML_BYTES, parse_yaml
 from treegen.errors import InputError
 
 Reader = Callable[[str, Sequence[str]], str | None]
@@ -168,10 +169,7 @@ def check_fields(templates: Sequence[RubricTemplate], needed: Sequence[str], nam
 BUILT_IN: Final = ("correctness", "rating", "pairwise", "simpleqa")
 LEAD: Final = "Verdict:"
 """The text before a verdict."""
-# Errors that the yaml package raises in addition to its own, such as for a date in month 13.
-_YAML_RAISES: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _KEYS: Final = ("name", "choices", "wordings", "criteria", "reader", "pairs", "system")
-_MAX_BYTES: Final = 1_000_000  # maximum bytes of a file
 
 
 @dataclass(frozen=True)
@@ -298,11 +296,11 @@ def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
             ".jinja file"
         )
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(
-                f"the rubric {path} must have at most {_MAX_BYTES:,} bytes; shorten the file"
-            )
-        text = read_text(path)
+        text = read_text(path, MAX_YAML_BYTES)
+    except FileTooLargeError:
+        raise InputError(
+            f"the rubric {path} must have at most {MAX_YAML_BYTES:,} bytes; shorten the file"
+        ) from None
     except (OSError, ValueError) as error:
         raise InputError(
             f"the rubric {path} cannot be read: {error}; use a text file in UTF-8"
@@ -392,13 +390,10 @@ _PAIRS: Final = ([1.0, 0.0], [1.0, 0.0, 0.5])
 
 
 def _yaml(text: str, name: str) -> Any:
-    import yaml
-
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, *_YAML_RAISES) as error:
-        reason = " ".join(str(error).split())[:500] or type(error).__name__
-        raise InputError(f"{name} is not valid YAML: {reason}; fix the line") from None
+        return parse_yaml(text)
+    except ValueError as error:
+        raise InputError(f"{name} is not valid YAML: {error}; fix the line") from None
 
 
 def _set_in(text: str, name: str) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class _JudgePrompts:
         nodes = [(case, self.node(case, samples, reply_prefix=reply_prefix)) for case in self.cases]
         for case in self.cases:
             self.check(case, range(samples))
-        max_prompt_tokens = self.llm.facts.spec.context_length - room
+        max_prompt_tokens = self.llm.model_info.spec.context_length - room
         long = [
             (case, node)
             for case, node in nodes

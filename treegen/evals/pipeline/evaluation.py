@@ -13,7 +13,7 @@ from treegen.errors import InputError, Message, arg
 from treegen.evals.config.base import check_no_unused, explain_moved_data
 from treegen.evals.config.eval_settings import advice, resolve_eval_settings
 from treegen.evals.job import Job, PreparedJob, first_prompt, fit_job, load_job, prepare_job
-from treegen.evals.model import load_model_facts
+from treegen.evals.model import load_model_info
 from treegen.evals.multiple_choice import is_multiple_choice
 from treegen.evals.pipeline.execution import (
     ModelLoader,
@@ -99,7 +99,7 @@ class _Work(RunWork[Job, RunDir, EvaluationResult]):
         return self.job.task.name
 
     def steps(self, llm: "BaseLLM", stop: Stop) -> "Iterator[RunProgress]":
-        prepared = self.prepared or prepare_job(self.job, llm.facts)
+        prepared = self.prepared or prepare_job(self.job, llm.model_info)
         return sample(
             prepared, self.run, llm, stop=stop, judging=self.judging, verdicts=self.verdicts
         )
@@ -168,20 +168,20 @@ def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
 
 
 def _tell_unused_template(
-    job: Job, facts: "ModelInfo", shown_hints: set[str], listener: Listener
+    job: Job, model_info: "ModelInfo", shown_hints: set[str], listener: Listener
 ) -> None:
     """Tell the listener once if the model has a chat template that the prompts do not use.
 
     Args:
         job: The job, with its prompts.
-        facts: The facts of the model.
+        model_info: The properties of the model.
         shown_hints: The hints that the listener got; a new one is added.
         listener: Receives the hint.
     """
     settings = job.settings
     if settings.apply_chat_template or str(settings.engine.model) in demo.MODELS:
         return
-    if is_multiple_choice(job.data) or not getattr(facts.tokenizer, "chat_template", None):
+    if is_multiple_choice(job.data) or not getattr(model_info.tokenizer, "chat_template", None):
         return
     prompts = prompts_of(job.tree)
     if not prompts or any(node.has_messages for node in prompts[0].path):
@@ -247,17 +247,17 @@ def evaluate_all(
 
     hinted: set[str] = set()
 
-    def prepare(job: Job, facts: "ModelInfo") -> PreparedJob | None:
+    def prepare(job: Job, model_info: "ModelInfo") -> PreparedJob | None:
         is_whole = any(job is other for other, _ in complete_runs)
-        prepared = None if is_whole else prepare_job(job, facts)
-        hint = advice(job.settings.sampling, facts.spec)
+        prepared = None if is_whole else prepare_job(job, model_info)
+        hint = advice(job.settings.sampling, model_info.spec)
         if hint and not is_multiple_choice(job.data) and any(job is other for other in fresh):
             listener.tell(hint)
         if prepared and any(job is other for other in fresh):
-            _tell_unused_template(prepared.job, facts, hinted, listener)
+            _tell_unused_template(prepared.job, model_info, hinted, listener)
         if show_prompts:
-            fitted = prepared.job if prepared else fit_job(job, facts).job
-            listener.show_prompt(first_prompt(fitted, facts))
+            fitted = prepared.job if prepared else fit_job(job, model_info).job
+            listener.show_prompt(first_prompt(fitted, model_info))
         return prepared
 
     def work(runs: Sequence[RunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
@@ -317,10 +317,10 @@ def plan_tasks(
     announce_demo_model(choices, [job.settings for job in jobs], listener)
     for job in jobs:
         tell_skipped(job, listener)
-        facts = load_model_facts(job.settings.engine)
-        prepared = prepare_job(job, facts)
+        model_info = load_model_info(job.settings.engine)
+        prepared = prepare_job(job, model_info)
         if show_prompts:
-            listener.show_prompt(first_prompt(prepared.job, facts))
+            listener.show_prompt(first_prompt(prepared.job, model_info))
         yield prepared
 
 

@@ -16,7 +16,7 @@ from treegen.evals.model import (
     ModelPrecision,
     check_machine,
     load_llm,
-    load_model_facts,
+    load_model_info,
     resolve_precision,
     weights_fingerprint,
 )
@@ -113,7 +113,7 @@ class ModelLoader(Closeable):
         """Return a user's choices together with the engine options of the loaded model."""
         if self.llm is None:
             return chosen
-        engine = self.llm.facts.engine
+        engine = self.llm.model_info.engine
         if callable(engine.speculate):  # a function changes no sample, and cannot be stored
             engine = replace(engine, speculate=None, draft_tokens=None)
         options = asdict(engine)
@@ -125,25 +125,25 @@ class ModelLoader(Closeable):
                 )
         return {**chosen, **options}
 
-    def facts(self, engine: EngineOptions) -> "ModelInfo":
-        """Return a model's facts before it is loaded; raise if the machine cannot load it."""
+    def load_model_info(self, engine: EngineOptions) -> "ModelInfo":
+        """Return the properties of a model; raise an error if the machine cannot load it."""
         if self.llm is not None:
-            return self.llm.facts
-        facts = load_model_facts(engine, self.placement)
+            return self.llm.model_info
+        model_info = load_model_info(engine, self.placement)
         check_machine(engine, self.placement)
-        return facts
+        return model_info
 
-    def settings(self, job: "AnyJob", facts: "ModelInfo | ModelPrecision") -> "RunSettings":
+    def settings(self, job: "AnyJob", model_info: "ModelInfo | ModelPrecision") -> "RunSettings":
         """Return the settings that a job's run stores when it starts."""
         engine, loaded = job.settings.engine, self.llm
-        if facts.device_type == "cpu" and loaded is None and not self.on_workers:
+        if model_info.device_type == "cpu" and loaded is None and not self.on_workers:
             set_threads(self.threads)
         return run_settings(
             job,
-            dtype=facts.dtype,
+            dtype=model_info.dtype,
             fingerprint=loaded.fingerprint if loaded is not None else weights_fingerprint(engine),
-            device_type=facts.device_type,
-            quantization=facts.quantization,
+            device_type=model_info.device_type,
+            quantization=model_info.quantization,
         )
 
     def settings_of_complete(self, job: "AnyJob", info: "RunInfo | None") -> "RunSettings":
@@ -157,7 +157,7 @@ class ModelLoader(Closeable):
         """
         engine = job.settings.engine
         if self.llm is not None:
-            return self.settings(job, self.llm.facts)
+            return self.settings(job, self.llm.model_info)
         if info is None:
             return self.settings(job, resolve_precision(engine, self.placement))
         model = info.identity["model"]
@@ -199,7 +199,7 @@ class ModelLoader(Closeable):
         llm = self.llm if self.llm is not None else self._loaded
         if llm is None or self.on_workers or llm.fingerprint != fingerprint:
             return None
-        loaded = llm.facts.engine if self._options is None else self._options
+        loaded = llm.model_info.engine if self._options is None else self._options
         chosen = {name: getattr(loaded, name) for name in _OF_WEIGHTS}
         return llm if replace(engine, **chosen) == loaded else None
 
@@ -269,7 +269,7 @@ def prepare_runs(
         jobs: The jobs of the runs.
         models: Loads the models, or holds one that is loaded.
         listener: Receives notices about skipped data.
-        prepare: Checks a job with the facts about its model, and prepares it.
+        prepare: Checks a job with the properties of its model, and prepares it.
         targets: The directories of all runs. The listener is told which ones are prepared, which
             may take minutes; they are created later, because run.json has hashes of the weights.
         complete_runs: Jobs of complete runs, which are not prepared. Each comes with the run's
@@ -287,12 +287,12 @@ def prepare_runs(
             settings.append(models.settings_of_complete(job, infos[0]))
             prepared.append(None)
             continue
-        facts = models.facts(job.settings.engine)
+        model_info = models.load_model_info(job.settings.engine)
         if paths:
             listener.tell(f"preparing {', '.join(paths)}: reading prompts and weights")
             paths = []
-        prepared.append(prepare(job, facts))
-        settings.append(models.settings(job, facts))
+        prepared.append(prepare(job, model_info))
+        settings.append(models.settings(job, model_info))
     return settings, prepared
 
 

@@ -187,8 +187,8 @@ class NearTies:
                 )
             )
             all_params.append(params)
-        facts, llm = self._prepared.facts, self._llm
-        plan = llm.adopt_plan(facts.plan(requests), facts)
+        model_info, llm = self._prepared.model_info, self._llm
+        plan = llm.adopt_plan(model_info.plan(requests), model_info)
         with llm.start_plan(plan, all_params) as stream:
             completions = {int(completion.prompt_id): completion for completion in stream}
             stream.check_complete()

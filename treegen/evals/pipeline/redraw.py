@@ -132,7 +132,7 @@ def redraw_samples(
     keys = sorted(run.done)
     chosen = frozenset(random.Random(seed).sample(keys, min(num, len(keys))))
     job, engine = prepared.job, prepared.job.settings.engine
-    default = _TOLERANCES.get(prepared.facts.dtype, _TOLERANCE)
+    default = _TOLERANCES.get(prepared.model_info.dtype, _TOLERANCE)
     if _is_exact(run, job, prepared):
         default = 0.0
     is_exact = tolerance is None and default == 0
@@ -205,14 +205,14 @@ def _is_exact(run: RunDir, job: Job, prepared: PreparedJob) -> bool:
     """Return whether this machine draws the samples of a run to the bit."""
     from treegen.evals.identity import run_settings
 
-    if not job.settings.engine.reproducible or prepared.facts.device_type == "cpu":
+    if not job.settings.engine.reproducible or prepared.model_info.device_type == "cpu":
         return False
     now = run_settings(
         job,
-        dtype=prepared.facts.dtype,
+        dtype=prepared.model_info.dtype,
         fingerprint="",
-        device_type=prepared.facts.device_type,
-        quantization=prepared.facts.quantization,
+        device_type=prepared.model_info.device_type,
+        quantization=prepared.model_info.quantization,
     )
     last = run.info.resumes[-1]["versions"] if run.info.resumes else run.info.versions
     of_run = {**computed_on(run.info), "torch": last.get("torch"), "treegen": last.get("treegen")}

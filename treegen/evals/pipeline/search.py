@@ -246,8 +246,8 @@ def _check_alike(jobs: "list[SearchJob]") -> None:
         )
 
 
-def _check(job: SearchJob, facts: "ModelInfo") -> None:
-    check_prompts_fit(job, facts)
+def _check(job: SearchJob, model_info: "ModelInfo") -> None:
+    check_prompts_fit(job, model_info)
     check_reward(job.settings)
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from treegen.common.files import open_regular
+from treegen.common.files import open_regular, read_lines
 from treegen.common.formatting import format_bytes
 from treegen.common.outputs import Usage, WorkerStatus, in_order
 from treegen.errors import RunError
@@ -421,8 +421,8 @@ def read_timeline(folder: Path) -> list[Mapping[str, Any]]:
     Corrupt lines are left out.
     """
     moments: list[Mapping[str, Any]] = []
-    with suppress(OSError), open(open_regular(folder / NAME), "rb") as file:
-        for line in file:
+    with suppress(OSError):
+        for line in read_lines(folder / NAME):
             with suppress(ValueError):
                 moment = parse_json(line.decode().strip())
                 if _is_moment(moment):

@@ -76,7 +76,7 @@ def score_samples(
         on_sample(record, score)
     if rounds is not None:
         rounds.take_due()
-        run.spared = rounds.spared
+        run.num_not_drawn = rounds.num_not_drawn
 
 
 def build_sample_score(
@@ -191,7 +191,7 @@ def restore_rounds(job: Job, run: RunDir, verdicts: RunVerdicts | None = None) -
         for record in run.records():
             _add_sample(rounds, record, None)
     rounds.take_due()
-    run.spared = rounds.spared
+    run.num_not_drawn = rounds.num_not_drawn
     return rounds
 
 

@@ -85,7 +85,7 @@ def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[st
     return searches
 
 
-def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
+def check_prompts_fit(job: SearchJob, model_info: "ModelInfo") -> None:
     """Check that every prompt fits the model with one whole solution.
 
     Raises:
@@ -94,16 +94,16 @@ def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
         CacheFullError: a prompt does not fit in memory with one.
     """
     if job.settings.environment is not None:
-        ToolTurns(facts.tokenizer, ())  # raises without a chat template
+        ToolTurns(model_info.tokenizer, ())  # raises without a chat template
         return  # the chat template and the tools belong to the prompts, which the engine checks
     from treegen.prompts.plan.requests import check_length, requests_of_prompts
     from treegen.prompts.tokens import tokenize
 
     leaves = [Node(root, id=name, samples=1) for name, root in job.roots.items()]
-    tree, tokenizer = Node("", children=leaves, samples=0), facts.tokenizer
-    check_length(tree, tokenizer, facts.spec, facts.images)
-    prompts = tokenize(tree, tokenizer, facts.images)
-    max_tokens, context = job.settings.whole.max_tokens, facts.spec.context_length
+    tree, tokenizer = Node("", children=leaves, samples=0), model_info.tokenizer
+    check_length(tree, tokenizer, model_info.spec, model_info.images)
+    prompts = tokenize(tree, tokenizer, model_info.images)
+    max_tokens, context = job.settings.whole.max_tokens, model_info.spec.context_length
     for prompt in prompts:
         length = len(prompt.tokens)
         if length + max_tokens > context:
@@ -112,9 +112,9 @@ def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
                 f"that is more than the model's context of {context:,}; lower "
                 f"{arg('num_fewshot=')} or {arg('max_tokens=')}"
             )
-    if facts.num_pages is not None:  # otherwise it is known only after the model is loaded
-        params, spec, images = job.settings.whole, facts.spec, facts.images
-        facts.plan(requests_of_prompts(prompts, tokenizer, params, spec, images))
+    if model_info.num_pages is not None:  # otherwise it is known only after the model is loaded
+        params, spec, images = job.settings.whole, model_info.spec, model_info.images
+        model_info.plan(requests_of_prompts(prompts, tokenizer, params, spec, images))
 
 
 def check_reward(settings: SearchSettings) -> None:

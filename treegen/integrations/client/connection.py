@@ -111,7 +111,7 @@ class Connection:
         content = await self.post(path, json.dumps(named))
         try:
             return json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(
                 f"{self._url} sent a response that is not JSON; check the address"
             ) from None

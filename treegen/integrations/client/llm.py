@@ -209,7 +209,7 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         self._lease = lease_seconds
         self._url, self._key, self._model = base_url.rstrip("/"), api_key, model
         self._timeout, self._retries = timeout, retries
-        self._before = DrawCounter()
+        self._draw_counter = DrawCounter()
         self.num_requests = self.num_sent = 0
 
     def __repr__(self) -> str:
@@ -229,12 +229,12 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
     def _start_searches(
         self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
     ) -> RemoteSearchRun:
-        before = self._before if params.seed is None else DrawCounter()
+        counter = self._draw_counter if params.seed is None else DrawCounter()
         roots: dict[str, RootOperation] = {}
         for problem in problems:
             prompt: Any = problem.content
             name = problem.name if problem.is_named else None
-            repeat = 0 if problem.is_named else before.advance(repr(prompt), 1)
+            repeat = 0 if problem.is_named else counter.advance(repr(prompt), 1)
             roots[problem.name] = RootOperation(
                 op="root", name=name, repeat=repeat, seed=params.seed or 0, **prompt
             )

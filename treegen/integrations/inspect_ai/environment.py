@@ -22,6 +22,7 @@ from inspect_ai.util import SandboxEnvironment
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 
 from treegen.common.files import (
+    MAX_DATA_BYTES,
     create_locked,
     describe_read_error,
     open_regular,
@@ -150,7 +151,7 @@ class InspectEnvironment:
             raise missing
         path = self._folder / snapshot
         try:
-            data = read_bytes(path)
+            data = read_bytes(path, MAX_DATA_BYTES)
         except OSError as error:
             raise InputError(describe_read_error(path, error)) from None
         if snapshot.startswith(_IMAGE):
@@ -322,10 +323,10 @@ def _measure(path: Path) -> int:
             f"another {arg('folder')}"
         )
     try:
-        if path.name.startswith(_ARCHIVE):
-            with open(open_regular(path), "rb") as file:
+        with open(open_regular(path), "rb") as file:
+            if path.name.startswith(_ARCHIVE):
                 return os.fstat(file.fileno()).st_size
-        size = size_of(read_bytes(path)[:1000].decode("utf-8", "replace"))
+            size = size_of(file.read(1000).decode("utf-8", "replace"))
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
     if size < 0:

@@ -140,7 +140,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self.eot_token_id = self._texts.eos_token_id
         self.prefix_token_id = self._texts.prefix_token_id
         self.tokenizer_name = str(self.tokenizer.name_or_path).replace("/", "__")
-        self._device = torch.device(self.llm.facts.device_type)
+        self._device = torch.device(self.llm.model_info.device_type)
         self._seed, self.max_gen_toks, self._thinks = seed, max_gen_toks, bool(enable_thinking)
         self._defaults = self.llm.spec.take_recommended() if sampling == "recommended" else {}
         self._revision = options.get("revision")
@@ -171,12 +171,14 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     # Queries of lm-eval about the model
     def get_model_info(self) -> dict[str, Any]:
         """Return the model's entries in lm-eval's results."""
-        facts = self.llm.facts
-        keys = None if facts.engine.kv_cache_dtype == "auto" else facts.engine.kv_cache_dtype
-        dtype = f"torch.{facts.dtype}"
-        identity = model_identity(self.llm.fingerprint, dtype, facts.quantization, keys)
+        model_info = self.llm.model_info
+        keys = (
+            None if model_info.engine.kv_cache_dtype == "auto" else model_info.engine.kv_cache_dtype
+        )
+        dtype = f"torch.{model_info.dtype}"
+        identity = model_identity(self.llm.fingerprint, dtype, model_info.quantization, keys)
         return {
-            "model_num_parameters": facts.spec.num_weights,
+            "model_num_parameters": model_info.spec.num_weights,
             "model_revision": self._revision,
             **{f"model_{name}": value for name, value in identity.items()},
             "treegen_version": VERSION,
@@ -314,7 +316,7 @@ def _config(llm: BaseLLM) -> Any:
     """Return the configuration of a model, whether it is loaded here or by workers."""
     if isinstance(llm, LLM):
         return llm.model.module.config
-    engine = llm.facts.engine
+    engine = llm.model_info.engine
     directory = locate(engine.model, engine.revision, weights=False)
     return read_config(
         engine.model,

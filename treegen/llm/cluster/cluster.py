@@ -145,21 +145,21 @@ class Cluster(BaseLLM):
             raise
         loaded = [slot.loaded for slot in self._pool.slots if slot.loaded is not None]
         first = loaded[0]
-        self.spec, self.fingerprint = first.facts.spec, first.fingerprint
+        self.spec, self.fingerprint = first.model_info.spec, first.fingerprint
         if processor is not None:
             self.images = processor.enable_images(
                 self.tokenizer,
                 self.spec.vocab_size,
                 keep_template=options.chat_template is not None,
             )
-        self.facts = replace(
-            first.facts,
+        self.model_info = replace(
+            first.model_info,
             engine=options,
             tokenizer=self.tokenizer,
             images=self.images,
             num_pages=min(slot.num_pages for slot in loaded),
         )
-        self._before = DrawCounter()
+        self._draw_counter = DrawCounter()
         self._max_workers: int | None = None
         self._current: weakref.ref[ClusterRun] | None = None
         self._closed = False
@@ -194,7 +194,7 @@ class Cluster(BaseLLM):
     # Implementation of the calls
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
-        return self.facts.plan_unchecked(requests)
+        return self.model_info.plan_unchecked(requests)
 
     def _check_ready(self) -> None:
         if self._closed:
@@ -209,7 +209,7 @@ class Cluster(BaseLLM):
     def _start(
         self, plan: Plan, params: Sequence[SamplingParams], samples: Sequence[Sequence[int]]
     ) -> Stream:
-        plan.check_fits(self.facts.num_pages or 0, self.facts.page_size)
+        plan.check_fits(self.model_info.num_pages or 0, self.model_info.page_size)
         packed = PackedPlan.of(plan, params)
         prompts = [segment.tokens for segment in plan.segments]
         if all(not request.samples for request in plan.requests):
@@ -273,12 +273,12 @@ class Cluster(BaseLLM):
         self, problems: Sequence[SearchProblem], seed: int | None
     ) -> list[SearchProblem]:
         """Return problems with the origins of their draws, so that the worker does not matter."""
-        before = self._before if seed is None else DrawCounter()
+        counter = self._draw_counter if seed is None else DrawCounter()
         unnamed = [problem for problem in problems if not problem.is_named]
         texts = [problem.content for problem in unnamed if isinstance(problem.content, str)]
         encoded = iter(encode_texts(texts, self.tokenizer))
         origins = {
-            problem.name: before.origin_of_search(
+            problem.name: counter.origin_of_search(
                 hash_prompt(next(encoded) if isinstance(problem.content, str) else problem.content)
             )
             for problem in unnamed

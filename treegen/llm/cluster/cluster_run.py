@@ -183,7 +183,7 @@ class ClusterRun:
         share, loaded = self._shares[slot], slot.loaded
         assert loaded is not None
         while len(share.turns) < _QUEUED:
-            low = (self._parts or loaded.facts.max_rows * 5 // 4) + share.num_last_results
+            low = (self._parts or loaded.model_info.max_rows * 5 // 4) + share.num_last_results
             parts = self._dispatcher.assign(slot.number, low=low, high=2 * low)
             if not parts and not self._dispatcher.num_open(slot.number):
                 if not share.turns:
@@ -306,7 +306,7 @@ class ClusterRun:
                 level.depth,
                 total.segments + level.segments,
                 total.rows + level.rows,
-                total.kept + level.kept,
+                total.kept_rows + level.kept_rows,
             )
         return tuple(by_depth[depth] for depth in sorted(by_depth))
 

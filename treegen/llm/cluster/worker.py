@@ -45,7 +45,7 @@ class WorkerFailure:
 class WorkerInfo:
     """Facts about a worker whose model is loaded."""
 
-    facts: ModelInfo
+    model_info: ModelInfo
     """Facts about its model, without the tokenizer and the images."""
     fingerprint: str
     """Identifies the weights."""
@@ -102,7 +102,7 @@ class Worker:
         before: Sequence[Any],
         threads: int,
     ) -> WorkerInfo | WorkerFailure:
-        """Load the model; return facts about it, or why it failed.
+        """Load the model; return its properties, or why it failed.
 
         Args:
             make: Makes the LLM from its options.
@@ -122,7 +122,7 @@ class Worker:
             return WorkerFailure.of(error)
         device = llm.model.device
         return WorkerInfo(
-            facts=replace(llm.facts, tokenizer=None, images=None),
+            model_info=replace(llm.model_info, tokenizer=None, images=None),
             fingerprint=llm.fingerprint,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             where=socket.gethostname(),

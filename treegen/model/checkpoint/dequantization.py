@@ -60,7 +60,7 @@ _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 _ONES: Final = 0x11111111
 
 
-class Keeper(Protocol):
+class Fp4Store(Protocol):
     """Keeps matrices in NVFP4 that a device computes with."""
 
     def start(self, model: PreTrainedModel) -> None:
@@ -75,21 +75,25 @@ class Keeper(Protocol):
                 one list with one matrix for a linear layer.
         """
 
-    def __deepcopy__(self, memo: Any) -> Keeper:
+    def __deepcopy__(self, memo: Any) -> Fp4Store:
         """Return this object: transformers copies configurations."""
 
 
 def dequantize_packed_on_load(
-    config: PretrainedConfig, packing: Packing, keeper: Keeper | None = None
+    config: PretrainedConfig, packing: Packing, fp4_store: Fp4Store | None = None
 ) -> None:
     """Make transformers expand packed matrices as it loads.
 
     Args:
         config: The configuration, which is changed.
         packing: How the matrices are packed.
-        keeper: Keeps some of them; the module then has zeros instead. Default: None.
+        fp4_store: Keeps some of them; the module then has zeros instead. Default: None.
     """
-    config.quantization_config = {"quant_method": _METHOD, "packing": packing, "keeper": keeper}
+    config.quantization_config = {
+        "quant_method": _METHOD,
+        "packing": packing,
+        "fp4_store": fp4_store,
+    }
 
 
 def dequantize(
@@ -232,9 +236,9 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         return {f"{name}{end}": matrices for name, matrices in weights.items()}
 
     def _keep(self, name: str, by_matrix: Mapping[str, Mapping[str, list[Tensor]]]) -> bool:
-        """Give the matrices of a layer to the keeper; return whether it keeps them."""
-        keeper = self.hf_quantizer.quantization_config.keeper
-        if keeper is None or not all(map(fp4.is_fp4, by_matrix.values())):
+        """Give the matrices of a layer to the store; return whether it keeps them."""
+        fp4_store = self.hf_quantizer.quantization_config.fp4_store
+        if fp4_store is None or not all(map(fp4.is_fp4, by_matrix.values())):
             return False
         sides = [
             [
@@ -243,7 +247,7 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
             ]
             for parts in by_matrix.values()
         ]
-        return bool(keeper.keep(name, sides))
+        return bool(fp4_store.keep(name, sides))
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -285,9 +289,11 @@ class _WeightsOp(ErnieFuseAndSplitTextVisionExperts):  # type: ignore[misc]
 
 @register_quantization_config(_METHOD)
 class _Config(QuantizationConfigMixin):  # type: ignore[misc]
-    def __init__(self, packing: Packing, keeper: Keeper | None = None, **settings: Any) -> None:
+    def __init__(
+        self, packing: Packing, fp4_store: Fp4Store | None = None, **settings: Any
+    ) -> None:
         super().__init__(quant_method=cast(Any, _METHOD))
-        self.packing, self.keeper = packing, keeper
+        self.packing, self.fp4_store = packing, fp4_store
         self.dequantize = True
 
 
@@ -305,8 +311,8 @@ class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, **_settings: Any
     ) -> None:
-        if self.quantization_config.keeper is not None:
-            self.quantization_config.keeper.start(model)
+        if self.quantization_config.fp4_store is not None:
+            self.quantization_config.fp4_store.start(model)
 
     def get_load_operations(self) -> dict[str, Any]:
         return {"dequantize": _DequantizeOp}

@@ -159,10 +159,10 @@ def gated_delta(
         windows, states, DeltaSpec(k_heads, v_heads, k_dim, v_dim, windows.itemsize)
     )
     inputs = DeltaInputs(mixed_TC, a_TH, b_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, strength)
-    return delta_pass(inputs, cache, _rule)
+    return delta_pass(inputs, cache, _gated_delta_rule)
 
 
-def _rule(
+def _gated_delta_rule(
     inputs: DeltaInputs, spec: DeltaSpec, mixed_NLC: Tensor, state: Tensor | None, run: StateRun
 ) -> tuple[Tensor, Tensor]:
     # Imported here because it is slow to import.

@@ -24,7 +24,7 @@ from treegen.report.audit.readers import (
     CHOICE_RULES,
     NUMBER_RULES,
     TEXT_RULES,
-    Rule,
+    ScoringRule,
     choices_of,
     is_bare,
     is_in_words,
@@ -51,7 +51,7 @@ _OTHER_TASKS: Final = (
     "chartqa",
     "docvqa",
 )
-_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
+_RULES: Final[Mapping[str, tuple[ScoringRule, ...]]] = {
     "number": NUMBER_RULES,
     "choice": CHOICE_RULES,
     "text": TEXT_RULES,
@@ -124,7 +124,7 @@ class _AnswerStatistics:
 
     kind: str
     """The kind of the answers, from `answer_kind`."""
-    rules: Sequence[Rule]
+    rules: Sequence[ScoringRule]
     counts: dict[str, dict[str, Counts]] = field(default_factory=lambda: defaultdict(dict))
     """By rule and problem, how many samples gave each answer; rule "" is the run itself."""
     differing: Counter[str] = field(default_factory=Counter)
@@ -177,7 +177,7 @@ def _filter_key(filter: str) -> str:
     return f"the run's filter {filter}"
 
 
-def _math_verify(view: RunView) -> list[Rule]:
+def _math_verify(view: RunView) -> list[ScoringRule]:
     """Return math-verify as a rule, unless the run is scored by it or it is not installed."""
     if view.filters[0] == "math-verify":
         return []
@@ -192,7 +192,7 @@ def _math_verify(view: RunView) -> list[Rule]:
         verdict = run_limited(lambda: kind.verdict(f"$\\boxed{{{answer}}}$", [gold]))
         return bool(verdict and verdict.correct)
 
-    return [Rule("math-verify", "Hugging Face", expression_of, is_right, True)]
+    return [ScoringRule("math-verify", "Hugging Face", expression_of, is_right, True)]
 
 
 def _read_problem(
@@ -231,7 +231,7 @@ def _read_problem(
 
 
 def _make_reader(
-    rules: Sequence[Rule], golds: tuple[str, ...]
+    rules: Sequence[ScoringRule], golds: tuple[str, ...]
 ) -> Callable[[str], Sequence[tuple[str | None, bool]]]:
     """Return a function that reads a text by all rules; equal texts and answers only once."""
     is_right = cache(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.bounded.worker import FileWorker, count_cpu_seconds
-from treegen.report.audit.readers import Rule, is_same_number, last_boxed, value_of
+from treegen.report.audit.readers import ScoringRule, is_same_number, last_boxed, value_of
 
 SECONDS: Final = 1.0
 MAX_SECONDS: Final = 300.0
@@ -191,7 +191,7 @@ def find_programs(text: str, names: Sequence[str]) -> dict[str, str | None] | No
 
 
 MATH_RULES: Final = (
-    Rule("boxed text", "like MATH", last_boxed, _equals_as_text, True),
-    Rule("values", "sympy", expression_of, lambda a, b: compare(a, b)[0] is True, True),
-    Rule("formulas", "sympy", expression_of, lambda a, b: compare(a, b)[1] is True, True),
+    ScoringRule("boxed text", "like MATH", last_boxed, _equals_as_text, True),
+    ScoringRule("values", "sympy", expression_of, lambda a, b: compare(a, b)[0] is True, True),
+    ScoringRule("formulas", "sympy", expression_of, lambda a, b: compare(a, b)[1] is True, True),
 )

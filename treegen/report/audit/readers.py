@@ -100,7 +100,7 @@ _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ScoringRule:
     """A public rule: how it reads an answer, and how it compares the answer with the reference."""
 
     name: str
@@ -369,30 +369,30 @@ def _tagged_letter(text: str) -> str | None:
 
 
 NUMBER_RULES: Final = (
-    Rule("strict-match", "like lm-eval", _first(*_STRICT), _equals_exactly, True),
-    Rule("last ####", "like verl", _last(_STRICT[0]), _equals_exactly, True),
-    Rule("flexible-extract", "like lm-eval", _flexible, _equals_exactly),
-    Rule("match(numeric)", "like Inspect", _inspect_number, _equals_as_number),
-    Rule("Answer: N", "like simple-evals", _after_answer, _equals_as_number, True),
-    Rule("boxed number", "like MATH", _boxed_number, _equals_as_number, True),
-    Rule("answer is N", "like lighteval", _last(_STATED_NUMBER), _equals_as_number, True),
-    Rule("<answer>N</answer>", "like DeepSeek-R1", _last(_TAG), _equals_as_number, True),
+    ScoringRule("strict-match", "like lm-eval", _first(*_STRICT), _equals_exactly, True),
+    ScoringRule("last ####", "like verl", _last(_STRICT[0]), _equals_exactly, True),
+    ScoringRule("flexible-extract", "like lm-eval", _flexible, _equals_exactly),
+    ScoringRule("match(numeric)", "like Inspect", _inspect_number, _equals_as_number),
+    ScoringRule("Answer: N", "like simple-evals", _after_answer, _equals_as_number, True),
+    ScoringRule("boxed number", "like MATH", _boxed_number, _equals_as_number, True),
+    ScoringRule("answer is N", "like lighteval", _last(_STATED_NUMBER), _equals_as_number, True),
+    ScoringRule("<answer>N</answer>", "like DeepSeek-R1", _last(_TAG), _equals_as_number, True),
 )
 CHOICE_RULES: Final = (
-    Rule("Answer: X, first", "like simple-evals", _first(_MMLU), _same_letter, True),
-    Rule("Antwort: X, last", "like simple-evals", _last(_MULTILINGUAL), _same_letter, True),
-    Rule("ANSWER: X, last line", "like Inspect", _last(_INSPECT), _same_letter, True),
-    Rule("**Answer:** X, last", "like NeMo-Skills", _last(_AAI), _same_letter, True),
-    Rule("answer is (X)", "like MMLU-Pro", _first(*_MMLU_PRO), _same_letter, True),
-    Rule("answer is X, last", "like lighteval", _last(_STATED_LETTER), _same_letter, True),
-    Rule("boxed letter", "like NeMo-Gym", _boxed_letter, _same_letter, True),
-    Rule("<answer>X</answer>", "like DeepSeek-R1", _tagged_letter, _same_letter, True),
-    Rule("leading letter", "treegen", _leading_letter, _same_letter, True),
+    ScoringRule("Answer: X, first", "like simple-evals", _first(_MMLU), _same_letter, True),
+    ScoringRule("Antwort: X, last", "like simple-evals", _last(_MULTILINGUAL), _same_letter, True),
+    ScoringRule("ANSWER: X, last line", "like Inspect", _last(_INSPECT), _same_letter, True),
+    ScoringRule("**Answer:** X, last", "like NeMo-Skills", _last(_AAI), _same_letter, True),
+    ScoringRule("answer is (X)", "like MMLU-Pro", _first(*_MMLU_PRO), _same_letter, True),
+    ScoringRule("answer is X, last", "like lighteval", _last(_STATED_LETTER), _same_letter, True),
+    ScoringRule("boxed letter", "like NeMo-Gym", _boxed_letter, _same_letter, True),
+    ScoringRule("<answer>X</answer>", "like DeepSeek-R1", _tagged_letter, _same_letter, True),
+    ScoringRule("leading letter", "treegen", _leading_letter, _same_letter, True),
 )
 TEXT_RULES: Final = (
-    Rule("whole text", "like Inspect", lambda text: text.strip() or None, _same_text),
-    Rule("exact match", "like SQuAD", squad_form, lambda a, b: a == squad_form(b)),
-    Rule("first line", "like oe-eval", _first_line, _same_text, True),
+    ScoringRule("whole text", "like Inspect", lambda text: text.strip() or None, _same_text),
+    ScoringRule("exact match", "like SQuAD", squad_form, lambda a, b: a == squad_form(b)),
+    ScoringRule("first line", "like oe-eval", _first_line, _same_text, True),
 )
 
 

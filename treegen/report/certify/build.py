@@ -16,7 +16,7 @@ from treegen.errors import InputError, ModelError, RunError, arg
 from treegen.evals.config.eval_settings import recall_choices
 from treegen.evals.identity import computed_on, load_stored_job
 from treegen.evals.job import Job, PreparedJob, prepare_job
-from treegen.evals.model import check_machine, load_model_facts
+from treegen.evals.model import check_machine, load_model_info
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.pipeline.program_scoring import check_execution_options, rescore_programs
 from treegen.evals.pipeline.redraw import check_model
@@ -282,7 +282,7 @@ def render_prompts(job: Job) -> PreparedJob:
     """Return a job with the token ids of its prompts, without loading weights."""
     engine = job.settings.engine
     check_machine(engine)
-    return prepare_job(job, load_model_facts(engine))
+    return prepare_job(job, load_model_info(engine))
 
 
 def describe_prompts(prepared: PreparedJob) -> document.CertifiedPrompts:
@@ -293,7 +293,7 @@ def describe_prompts(prepared: PreparedJob) -> document.CertifiedPrompts:
         hashes = [hashlib.sha256(part.astype("<i4").tobytes()).hexdigest() for part in parts]
         digest.update(document.canonical([name, hashes]) + b"\n")
     is_chat = prepared.job.settings.apply_chat_template
-    template = prepared.facts.tokenizer.chat_template if is_chat else None
+    template = prepared.model_info.tokenizer.chat_template if is_chat else None
     return document.CertifiedPrompts(
         token_ids=digest.hexdigest(),
         num_tokens=num_tokens,

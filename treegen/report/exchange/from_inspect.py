@@ -4,15 +4,22 @@ Scores count as they do in Inspect's own metrics. A sample without a score by a 
 is left out of that scorer's metrics.
 """
 
+import io
 import json
 import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final
 
-from treegen.common.files import describe_read_error, max_unpacked_size, open_regular
+from treegen.common.files import (
+    MAX_DATA_BYTES,
+    describe_read_error,
+    max_unpacked_size,
+    open_regular,
+    read_bytes,
+)
 from treegen.errors import InputError, require_extra
 from treegen.report.exchange.external_log import (
     MAX_SAMPLES,
@@ -108,12 +115,12 @@ def _describe_unscored(
 
 
 def _read_log(path: Path) -> EvalLog:
-    kind: Literal["eval", "json"] = "eval" if path.suffix == ".eval" else "json"
     try:
+        if path.suffix != ".eval":
+            return read_eval_log(io.BytesIO(read_bytes(path, MAX_DATA_BYTES)), format="json")
         with open(open_regular(path), "rb") as file:
-            if kind == "eval":
-                _check_size(file, path)
-            return read_eval_log(file, format=kind)
+            _check_size(file, path)
+            return read_eval_log(file, format="eval")
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
     except InputError:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeGuard
 
 from pydantic import ConfigDict, Field
 
-from treegen.common.files import describe_read_error, open_regular, path_component, read_bytes
+from treegen.common.files import describe_read_error, path_component, read_bytes, read_lines
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.report.exchange.external_log import (
@@ -182,23 +182,20 @@ def _read_lines(path: Path) -> list[_Line]:
     seen: dict[tuple[int, str], str] = {}
     first: dict[int, _Line] = {}
     try:
-        with open(open_regular(path), "rb") as file:
-            for number, text in enumerate(file, 1):
-                where = f"{path}, line {number}"
-                if not text.strip():
-                    continue
-                line = _Line(
-                    where, validate(_Row, _parse_json(text, where, "remove the line"), where)
+        for number, text in enumerate(read_lines(path), 1):
+            where = f"{path}, line {number}"
+            if not text.strip():
+                continue
+            line = _Line(where, validate(_Row, _parse_json(text, where, "remove the line"), where))
+            _check_line(line)
+            key = line.row.doc_id, line.row.filter
+            if (before := seen.setdefault(key, where)) != where:
+                raise InputError(
+                    f"{where}: document {key[0]} already has a line for the filter "
+                    f"{key[1]!r} ({before}); remove one of the two lines"
                 )
-                _check_line(line)
-                key = line.row.doc_id, line.row.filter
-                if (before := seen.setdefault(key, where)) != where:
-                    raise InputError(
-                        f"{where}: document {key[0]} already has a line for the filter "
-                        f"{key[1]!r} ({before}); remove one of the two lines"
-                    )
-                _check_same_document(line, first.setdefault(key[0], line))
-                lines.append(line)
+            _check_same_document(line, first.setdefault(key[0], line))
+            lines.append(line)
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
     return lines

@@ -226,7 +226,7 @@ def _parse_version(version: str) -> object:
     """Return a version as the number that a task's YAML file has, if it is one."""
     try:
         return json.loads(version) if version else version
-    except ValueError:
+    except (ValueError, RecursionError):
         return version
 
 

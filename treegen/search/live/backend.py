@@ -58,12 +58,12 @@ class LiveBackend:
         spec: ModelSpec,
         params: SamplingParams,
         max_rows: int,
-        stopping_of: Callable[[SamplingParams], StopConditions],
+        make_stop_conditions: Callable[[SamplingParams], StopConditions],
         make_scheduler: Callable[
             [StopConditions, Callable[[LiveRequest, Completion], GeneratedSegment]], Scheduler
         ],
         make_plan: Callable[[Sequence[Request]], Plan],
-        before: DrawCounter | None = None,
+        draw_counter: DrawCounter | None = None,
         images: ImageTable | None = None,
     ) -> None:
         """Create a backend without any tree.
@@ -73,17 +73,17 @@ class LiveBackend:
             spec: The model's sizes and limits.
             params: Default sampling parameters.
             max_rows: Maximum number of rows that decode at once.
-            stopping_of: Returns the stop conditions of sampling parameters.
+            make_stop_conditions: Returns the stop conditions of sampling parameters.
             make_scheduler: Makes the scheduler, from the default stop conditions and the function
                 to call with every finished sample.
             make_plan: Finds what prompts share.
-            before: Counts of earlier samples of unnamed prompts, so that new samples differ.
+            draw_counter: Counts of earlier samples of unnamed prompts, so that new samples differ.
             images: The model's images; None if it takes none.
         """
         self.tokenizer, self.spec, self.images = tokenizer, spec, images
-        self._make_plan, self._stopping_of = make_plan, stopping_of
-        self._before, self._own_before = before or DrawCounter(), DrawCounter()
-        self.scheduler = make_scheduler(stopping_of(params), self._on_search_sample)
+        self._make_plan, self._make_stop_conditions = make_plan, make_stop_conditions
+        self._draw_counter, self._own_draw_counter = draw_counter or DrawCounter(), DrawCounter()
+        self.scheduler = make_scheduler(make_stop_conditions(params), self._on_search_sample)
         self.usage, self._last_status = self.scheduler.usage, self.scheduler.status()
         self.prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer = Detokenizer(tokenizer)
@@ -99,8 +99,8 @@ class LiveBackend:
     def new_origin(self, context: Context, seed: int | None) -> str:
         """Return the origin of the seeds of a new unnamed search of a prompt."""
         assert isinstance(context, LiveContext)
-        before = self._before if seed is None else self._own_before
-        return before.origin_of_search(hash_prompt(context.segment.path_tokens()))
+        counter = self._draw_counter if seed is None else self._own_draw_counter
+        return counter.origin_of_search(hash_prompt(context.segment.path_tokens()))
 
     def add_prompts(self, contents: Sequence[str | Sequence[int]], *, rows: int) -> list[Context]:
         """Return contexts of prompts known in advance, with `rows` rows expected below each."""
@@ -220,7 +220,7 @@ class LiveBackend:
         )
         check_fits(f"node {spec.id!r}", context.segment, spec, self.scheduler.run.cache)
         self.scheduler.run.store.promote(context.segment, rows)
-        param_set = self.scheduler.run.add_params(params, self._stopping_of(params))
+        param_set = self.scheduler.run.add_params(params, self._make_stop_conditions(params))
         draw_params = self.scheduler.run.param_sets[param_set]
         if draw_params.stopping.grammar is not None:
             start_state(context.segment, spec.tokens, draw_params, draw_params.stopping.grammar)
@@ -435,7 +435,7 @@ class LiveBackend:
             search.stop("the session was closed", StopReason.CLOSED)
         self._last_status = self.scheduler.status()
         # The functions are methods of the LLM.
-        del self.scheduler, self.prompts, self._make_plan, self._stopping_of
+        del self.scheduler, self.prompts, self._make_plan, self._make_stop_conditions
 
     def _check_open(self) -> None:
         if self.closed:

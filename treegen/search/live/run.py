@@ -86,8 +86,8 @@ class LiveRun(Closeable, NonCopyable):
         scheduler: Scheduler,
         spec: ModelSpec,
         *,
-        stopping_of: Callable[[SamplingParams], StopConditions],
-        before: DrawCounter | None = None,
+        make_stop_conditions: Callable[[SamplingParams], StopConditions],
+        draw_counter: DrawCounter | None = None,
         backend: LiveBackend | None = None,
     ) -> None:
         """Create a run without requests.
@@ -95,13 +95,17 @@ class LiveRun(Closeable, NonCopyable):
         Args:
             scheduler: Computes the steps.
             spec: The model's sizes and limits.
-            stopping_of: Returns the stop conditions of sampling parameters.
-            before: Counts of earlier samples of each prompt.
+            make_stop_conditions: Returns the stop conditions of sampling parameters.
+            draw_counter: Counts of earlier samples of each prompt.
             backend: The backend of searches that share the scheduler. Default: none.
         """
         self.scheduler, self.backend = scheduler, backend
-        self._run, self._spec, self._stopping_of = scheduler.run, spec, stopping_of
-        self._before = DrawCounter() if before is None else before
+        self._run, self._spec, self._make_stop_conditions = (
+            scheduler.run,
+            spec,
+            make_stop_conditions,
+        )
+        self._draw_counter = draw_counter or DrawCounter()
         self._prompts = (
             PromptIndex(self._run.store, rows=self._run.max_rows)
             if backend is None
@@ -129,9 +133,9 @@ class LiveRun(Closeable, NonCopyable):
             InputError: The params name tokens that the model does not have; none is added.
         """
         self._check_open()
-        stoppings = [self._stopping_of(p) for p in params]
-        before = DrawCounter(self._before)
-        numbered = before.continue_numbering_flat(requests, [p.seed for p in params])
+        stoppings = [self._make_stop_conditions(p) for p in params]
+        counter = DrawCounter(self._draw_counter)
+        numbered = counter.continue_numbering_flat(requests, [p.seed for p in params])
         numbers: list[int] = []
         try:
             for request, request_params, stopping in zip(numbered, params, stoppings, strict=True):
@@ -143,8 +147,8 @@ class LiveRun(Closeable, NonCopyable):
             for number in numbers:
                 self.cancel(number)
             raise
-        self._before.update(before)
-        self._before.forget()
+        self._draw_counter.update(counter)
+        self._draw_counter.forget()
         return numbers
 
     def _add(self, request: Request, params: SamplingParams, stopping: StopConditions) -> int:

@@ -75,7 +75,7 @@ def _get_scorer(level: Expand) -> Evaluate:
 
 def _propose_level(level: Expand) -> Propose:
     async def propose(node: SearchNode) -> list[SearchNode]:
-        above = node.extend(level.given) if level.given else node
+        above = node.extend(level.prefix) if level.prefix else node
         return await above.sample(level.samples, **level.overrides)
 
     return propose

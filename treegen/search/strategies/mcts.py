@@ -42,12 +42,12 @@ async def mcts(  # noqa: PLR0913 -- users name these settings of a search
     iterations: int,
     c: float = 1.4,
     depth: int | None = None,
-    enough: float = math.inf,
+    target_value: float = math.inf,
     batch: int = 1,
     rules: MCTSRules = DEFAULT,
     priors: Evaluate | None = None,
     state: State = text_state,
-    arms: dict[SearchNode, NodeStatistics] | None = None,
+    statistics: dict[SearchNode, NodeStatistics] | None = None,
 ) -> SearchOutcome:
     """Visit the tree repeatedly, more often where its values are high.
 
@@ -63,7 +63,7 @@ async def mcts(  # noqa: PLR0913 -- users name these settings of a search
         iterations: Maximum number of visits.
         c: Weight of the bound's second term; 1.4 fits values from 0 to 1.
         depth: Maximum number of steps of a path; None is no limit.
-        enough: A solution of at least this value ends the search.
+        target_value: A solution of at least this value ends the search.
         batch: Concurrent visits. Each is steered away from those chosen before it. A visit that
             would reach the same node is left out, and so are visits for which the budget has no
             room at the costs so far.
@@ -72,12 +72,12 @@ async def mcts(  # noqa: PLR0913 -- users name these settings of a search
             AlphaZero.
         state: Returns the state of a node. Of several nodes with equal states only the first is
             kept.
-        arms: Mapping to fill with the statistics of each node, for callers that inspect them.
+        statistics: Mapping to fill with the statistics of each node, for callers that inspect them.
     """
     check_counts(iterations=iterations, depth=depth, batch=batch)
-    arms = {} if arms is None else arms
-    arms[root] = NodeStatistics()
-    statistics, costs = TreeStatistics(arms, c, rules), Costs(root.search)
+    statistics = {} if statistics is None else statistics
+    statistics[root] = NodeStatistics()
+    tree, costs = TreeStatistics(statistics, c, rules), Costs(root.search)
     visits = _Visits(
         root,
         propose,
@@ -85,7 +85,7 @@ async def mcts(  # noqa: PLR0913 -- users name these settings of a search
         depth=depth,
         priors=priors,
         state=state,
-        statistics=statistics,
+        statistics=tree,
         costs=costs,
     )
     stopped, remaining = "", iterations
@@ -94,17 +94,17 @@ async def mcts(  # noqa: PLR0913 -- users name these settings of a search
             remaining -= len(paths)
             leaves = [path[-1] for path in paths]
             is_solution = {leaf: leaf is not root and done(leaf) for leaf in leaves}
-            new = [leaf for leaf in leaves if not (is_solution[leaf] and arms[leaf].visits)]
+            new = [leaf for leaf in leaves if not (is_solution[leaf] and statistics[leaf].visits)]
             values = await costs.of("values", len(new), evaluate_nodes(new, evaluate))
             for leaf, value in zip(new, values, strict=True):
-                arms[leaf].value = value
-            statistics.count(paths)
-            if any(is_solution[leaf] and arms[leaf].value >= enough for leaf in leaves):
+                statistics[leaf].value = value
+            tree.count(paths)
+            if any(is_solution[leaf] and statistics[leaf].value >= target_value for leaf in leaves):
                 break
     except BudgetReached as end:
         stopped = str(end)
     outcome = await collect_outcome(root, done, evaluate, stopped)
-    return statistics.in_order(outcome, root)
+    return tree.in_order(outcome, root)
 
 
 class _Visits:
@@ -160,7 +160,7 @@ class _Visits:
         children_of = self._statistics.children
         while path and not self._is_end(path):
             node = path[-1]
-            if node is not self._root and not self._statistics.arms[node].visits:
+            if node is not self._root and not self._statistics.nodes[node].visits:
                 return True
             if node not in children_of:
                 return False
@@ -180,4 +180,4 @@ class _Visits:
             new = drop_duplicates(steps, self._state, self._seen, self._root)
             self._statistics.children[node] = new
             weights = await make_statistics(new, self._priors)
-            self._statistics.arms.update(zip(new, weights, strict=True))
+            self._statistics.nodes.update(zip(new, weights, strict=True))

@@ -154,26 +154,26 @@ class TreeStatistics:
     """The visits of a tree.
 
     Attributes:
-        arms: Statistics of each node.
+        nodes: Statistics of each node.
         children: The children of each node that has been expanded.
     """
 
-    def __init__(self, arms: dict[SearchNode, NodeStatistics], c: float, rules: MCTSRules) -> None:
+    def __init__(self, nodes: dict[SearchNode, NodeStatistics], c: float, rules: MCTSRules) -> None:
         """Start without expanded nodes.
 
         Args:
-            arms: Statistics of each node; filled by the search.
+            nodes: Statistics of each node; filled by the search.
             c: Weight of the second term of the bound.
             rules: How visits count.
         """
-        self.arms, self.children = arms, dict[SearchNode, list[SearchNode]]()
+        self.nodes, self.children = nodes, dict[SearchNode, list[SearchNode]]()
         self._c, self._rules = c, rules
 
     def next(self, node: SearchNode) -> SearchNode:
         """Return the child with the highest bound; ties go to the first."""
-        visits = self.arms[node].visits + self.arms[node].pending
+        visits = self.nodes[node].visits + self.nodes[node].pending
         bounds = [
-            self.arms[child].compute_ucb(visits, self._c, self._rules)
+            self.nodes[child].compute_ucb(visits, self._c, self._rules)
             for child in self.children[node]
         ]
         return self.children[node][bounds.index(max(bounds))]
@@ -181,18 +181,18 @@ class TreeStatistics:
     def mark(self, paths: Iterable[Sequence[SearchNode]], change: int) -> None:
         """Add `change` to the pending visits of all nodes on some paths."""
         for node in (node for path in paths for node in path):
-            self.arms[node].pending += change
+            self.nodes[node].pending += change
 
     def count(self, paths: Sequence[Sequence[SearchNode]]) -> None:
         """Count pending visits as ended, and update the values of the nodes on their paths."""
         self.mark(paths, -1)
         for path in paths:
-            rewards = self._rules.rewards([self.arms[node].value for node in path])
+            rewards = self._rules.rewards([self.nodes[node].value for node in path])
             for node, value in zip(path, rewards, strict=True):
-                arm = self.arms[node]
-                arm.add(value)
-                node.value, node.visits = arm.estimate_value(self._rules), arm.visits
-            end = self.arms[path[-1]]
+                statistics = self.nodes[node]
+                statistics.add(value)
+                node.value, node.visits = statistics.estimate_value(self._rules), statistics.visits
+            end = self.nodes[path[-1]]
             end.reached = max(end.reached, rewards[0])
 
     def in_order(self, outcome: SearchOutcome, root: SearchNode) -> SearchOutcome:
@@ -202,14 +202,14 @@ class TreeStatistics:
             return outcome
         ranked = list(outcome.candidates)
         if rule == "reward":
-            ranked.sort(key=lambda n: -self.arms[n].reached if n in self.arms else math.inf)
+            ranked.sort(key=lambda n: -self.nodes[n].reached if n in self.nodes else math.inf)
         else:
             node = root
             while below := [
-                child for child in self.children.get(node, ()) if self.arms[child].visits
+                child for child in self.children.get(node, ()) if self.nodes[child].visits
             ]:
                 keys = [
-                    self.arms[child].visits if rule == "visits" else self.arms[child].mean
+                    self.nodes[child].visits if rule == "visits" else self.nodes[child].mean
                     for child in below
                 ]
                 node = below[keys.index(max(keys))]

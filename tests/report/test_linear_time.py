@@ -162,7 +162,7 @@ def test_a_finished_run_is_resumed_without_a_look_at_its_model(
     assert treegen("score", path, "-q").code == 0
     before = [(path / name).read_bytes() for name in ("results.json", "run.json")]
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "load_model_facts", lambda *args: pytest.fail("it was looked at"))
+        patch.setattr(execution, "load_model_info", lambda *args: pytest.fail("it was looked at"))
         patch.setattr(execution, "resolve_precision", lambda *args: pytest.fail("it was looked at"))
         assert treegen("eval", "--resume", path, "-q").code == 0
     assert [(path / name).read_bytes() for name in ("results.json", "run.json")] == before

@@ -36,7 +36,7 @@ def tree(problem: str, solved: bool | None, tokens: int, index: int = 0) -> Stor
     return StoredTree(problem, "beam", solved, None, None, (), usage=usage, repeat=index)
 
 
-def test_the_share_that_is_solved_is_that_of_the_report(runs: list[RunView]) -> None:
+def test_solved_share_equals_that_of_the_report(runs: list[RunView]) -> None:
     for run in runs:
         found = solved_share(run.trees)
         assert run.report is not None and found is not None
@@ -88,7 +88,7 @@ def test_curves_over_tokens(runs: list[RunView]) -> None:
     assert methods_plot(runs[:1]) is None
 
 
-def test_runs_of_one_method_with_other_settings_are_told_apart(runs: list[RunView]) -> None:
+def test_labels_distinguish_runs_of_one_method(runs: list[RunView]) -> None:
     def like(run: RunView, arguments: dict[str, Any], budget: int, seed: int = 0) -> RunView:
         identity = {
             "search": {"method": "ab-mcts", "width": 3, "arguments": arguments},
