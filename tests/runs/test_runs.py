@@ -849,9 +849,20 @@ def test_a_run_that_cannot_be_begun_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(RunError, match="no space left"):
+    with pytest.raises(RunError, match=r"no space left on device; free some disk space$"):
         RunDir.create(fast / "a" / "run", settings())
     assert not list(fast.iterdir())
+
+
+def test_a_full_disk_does_not_prevent_a_lock(
+    fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with Lock(fast / "run.lock"), pytest.raises(RunInUseError, match="in use by another process"):
+        Lock(fast / "run.lock")
 
 
 def test_a_lock_that_was_removed_under_us_is_taken_anew(fast: Path) -> None:

@@ -37,6 +37,7 @@ from treegen.prompts.plan.plan import Request
 from treegen.prompts.plan.requests import ScoreInput, build_score_requests
 from treegen.runs.files import (
     Lock,
+    describe_write_error,
     format_os_error,
     parse_json,
     read_json,
@@ -88,7 +89,7 @@ def write_part(
         sync_directory(folder)
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {format_os_error(error)}; finished texts are stored"
+            f"{describe_write_error(path, error)}; finished texts are stored"
         ) from error
     return end
 
