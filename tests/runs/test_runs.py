@@ -854,9 +854,7 @@ def test_a_run_that_cannot_be_begun_leaves_nothing(
     assert not list(fast.iterdir())
 
 
-def test_a_full_disk_does_not_prevent_a_lock(
-    fast: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_does_not_prevent_a_lock(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
