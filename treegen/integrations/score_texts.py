@@ -88,9 +88,7 @@ def write_part(
             pq.write_table(table, file, compression="zstd")
         sync_directory(folder)
     except OSError as error:
-        raise RunError(
-            f"{describe_write_error(path, error)}; finished texts are stored"
-        ) from error
+        raise RunError(f"{describe_write_error(path, error)}; finished texts are stored") from error
     return end
 
 

@@ -252,7 +252,7 @@ class Lock:
                 raise RunError(
                     f"{path} is a symbolic link, which may lead out of the run; remove the link"
                 ) from None
-            raise RunError(f"cannot write in {path.parent}: {format_os_error(error)}") from error
+            raise RunError(describe_write_error(f"in {path.parent}", error)) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
