@@ -1102,7 +1102,7 @@ def test_a_file_that_commands_append_to_is_made_locked_and_gone_on_with(tmp_path
                 open_for_append(path, "notes.lock"),
             ):
                 pass
-    with pytest.raises(RunError, match="cannot write in .*; check the path and its permissions"):
+    with pytest.raises(RunError, match=r"cannot write in .*; check the path and its permissions"):
         open_for_append(tmp_path / "none" / "notes.jsonl", "notes.lock").__enter__()
     path.write_bytes(b"{}\n" + path.read_bytes())
     with (

@@ -366,6 +366,8 @@ def _text_of(line: bytes, where: str, number: int, digest: str) -> InputText:
             "two"
         )
     text = _get_content(where, "text" if "text" in row else "completion", row)
+    if "text" in row and not text:
+        raise DataError(f"{where}: text is empty; add a text, or remove the line")
     empty: ScoreInput = "" if isinstance(text, str) else []
     context = empty if "text" in row else _get_content(where, "prompt", row)
     if isinstance(context, str) != isinstance(text, str):
