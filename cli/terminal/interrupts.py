@@ -1,6 +1,11 @@
-"""Signals while a command starts: the first signal ends it at once, and cleans up."""
+"""Signals while a command starts: the first signal ends it at once, and cleans up.
+
+During an import, it ends the command after the import. Python and libraries swallow or wrap an
+exception that is raised there, and torch ends the process.
+"""
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -8,8 +13,12 @@ from typing import Final
 
 from treegen.common.signals import SIGNALS, StopFlag, handle_racing_signal, second_signal_handler
 
-# Some libraries swallow any exception during their import. So long-running commands also poll this
-# flag; otherwise the signal would be lost with the exception.
+_POLL_SECONDS: Final = 0.02
+# Longer imports, such as one of a task that downloads its data, are interrupted.
+_MAX_IMPORT_SECONDS: Final = 3.0
+
+# Python drops exceptions in destructors. So long-running commands also poll this flag; otherwise
+# the signal would be lost with the exception.
 received: Final = StopFlag()
 
 
@@ -40,14 +49,27 @@ def raising_signals() -> Iterator[None]:
 
     Afterwards the signals have their default action, because only the interpreter's exit remains.
     """
+    deadline = 0.0
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
+        nonlocal deadline
         received.set(signum)
         handle_racing_signal()
         _set(second_signal_handler)
+        deadline = time.monotonic() + _MAX_IMPORT_SECONDS
+        signal.signal(signal.SIGALRM, on_alarm)
+        end_command(frame)
+
+    def on_alarm(number: int, frame: FrameType | None) -> None:
+        if _has_default_actions():  # otherwise a loop handles signals, and polls `received`
+            end_command(frame)
+
+    def end_command(frame: FrameType | None) -> None:
+        if _is_importing(frame) and time.monotonic() < deadline:
+            signal.setitimer(signal.ITIMER_REAL, _POLL_SECONDS)
         # Python prints and drops an exception in a destructor; the command polls `received`.
-        if frame is None or frame.f_code.co_name != "__del__":
-            raise Interrupted(signum)
+        elif frame is None or frame.f_code.co_name != "__del__":
+            raise Interrupted(received() or signal.SIGINT)
 
     for number in SIGNALS:
         # A signal that was ignored at the start (nohup, a background job) stays ignored.
@@ -56,6 +78,7 @@ def raising_signals() -> Iterator[None]:
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         _set(lambda number: signal.SIG_DFL)
 
 
@@ -63,3 +86,13 @@ def _set(handler: Callable[[int], signal.Handlers]) -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler(number))
+
+
+def _has_default_actions() -> bool:
+    return all(not callable(signal.getsignal(number)) for number in SIGNALS)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None

@@ -85,7 +85,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "--limit", "1.5"], "limit must be a count, a fraction below 1 or a range"),
         (
             ["gsm8k", "--limit", "2", "--sample-id", "x"],
-            "limit and problem ids cannot be used together",
+            "--limit and --sample-id cannot be used together; remove one of the two arguments",
         ),
         (["gsm8k", "--sample-id", "gsm8k-99"], "there is no problem 'gsm8k-99'; did you mean"),
         (["gsm8k", "-f", "99"], "--num-fewshot is 99, but the bundled few-shot file has 8"),

@@ -223,6 +223,15 @@ def test_the_command_takes_variances_from_runs(tmp_path: Path, treegen: Command)
     assert "integers" in treegen("power", "--n-samples", "x").error
 
 
+@pytest.mark.parametrize("command", [("power", "--run"), ("replay",)])
+def test_a_run_without_samples_is_to_be_finished(
+    tmp_path: Path, treegen: Command, command: tuple[str, ...]
+) -> None:
+    run = make_run(tmp_path / "run", num_problems=3, seed=0)
+    (run / "samples.jsonl").write_bytes(b"")
+    assert f"{run} has no finished samples; finish the run" in treegen(*command, run).error
+
+
 def test_the_command_says_what_is_assumed_or_rough(tmp_path: Path, treegen: Command) -> None:
     a, b = (make_run(tmp_path / name, num_problems=20, seed=i) for i, name in enumerate("ab"))
     plain = treegen("power", "-n", "8", "--within", "0.1").out

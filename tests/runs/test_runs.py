@@ -849,9 +849,18 @@ def test_a_run_that_fails_to_start_leaves_no_files(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(RunError, match="no space left"):
+    with pytest.raises(RunError, match=r"no space left on device; free some disk space$"):
         RunDir.create(fast / "a" / "run", settings())
     assert not list(fast.iterdir())
+
+
+def test_a_full_disk_does_not_prevent_a_lock(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with Lock(fast / "run.lock"), pytest.raises(RunInUseError, match="in use by another process"):
+        Lock(fast / "run.lock")
 
 
 def test_a_removed_lock_is_never_held_twice(fast: Path) -> None:
@@ -1091,7 +1100,7 @@ def test_open_for_append_creates_locks_and_continues_a_file(tmp_path: Path) -> N
                 open_for_append(path, "notes.lock"),
             ):
                 pass
-    with pytest.raises(RunError, match="cannot write in"):
+    with pytest.raises(RunError, match=r"cannot write in .*; check the path and its permissions"):
         open_for_append(tmp_path / "none" / "notes.jsonl", "notes.lock").__enter__()
     path.write_bytes(b"{}\n" + path.read_bytes())
     with (

@@ -65,7 +65,8 @@ class TaskOptions:
             )
         if self.limit is not None and self.ids is not None:
             raise InputError(
-                "limit and problem ids cannot be used together; remove one of the two arguments"
+                f"{arg('limit=')} and {arg('ids=')} cannot be used together; remove one of the two "
+                "arguments"
             )
 
 

@@ -37,6 +37,7 @@ from treegen.prompts.plan.plan import Request
 from treegen.prompts.plan.requests import ScoreInput, build_score_requests
 from treegen.runs.files import (
     Lock,
+    describe_write_error,
     format_os_error,
     parse_json,
     read_json,
@@ -87,9 +88,7 @@ def write_part(
             pq.write_table(table, file, compression="zstd")
         sync_directory(folder)
     except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {format_os_error(error)}; finished texts are stored"
-        ) from error
+        raise RunError(f"{describe_write_error(path, error)}; finished texts are stored") from error
     return end
 
 
@@ -366,6 +365,8 @@ def _text_of(line: bytes, where: str, number: int, digest: str) -> InputText:
             "two"
         )
     text = _get_content(where, "text" if "text" in row else "completion", row)
+    if "text" in row and not text:
+        raise DataError(f"{where}: text is empty; add a text, or remove the line")
     empty: ScoreInput = "" if isinstance(text, str) else []
     context = empty if "text" in row else _get_content(where, "prompt", row)
     if isinstance(context, str) != isinstance(text, str):

@@ -313,7 +313,7 @@ def _format_difference(row: dict[str, Any]) -> str:
 def _count_correct(view: RunView) -> dict[str, tuple[int, int]]:
     """Return the number of correct samples and of all samples of each problem, by problem id."""
     if not view.filters:
-        raise InputError(f"the samples of {view.path} are not scored; score the run first")
+        raise InputError(view.why_unscored)
     verdicts = view.verdicts(view.filters[0], fixed=True)
     return {
         problem_id: (sum(v.correct for v in problem_verdicts), len(problem_verdicts))

@@ -108,7 +108,7 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
             not record numbers of tokens, as some imported logs.
     """
     if not filter:
-        raise InputError(f"the samples of {view.path} are not scored; score the run first")
+        raise InputError(view.why_unscored)
     if view.voters is not None or any(s.finish_reason == STOPPED for s in view.samples):
         raise InputError(
             f"the run {view.path} used early stopping, so the samples after the stop are "

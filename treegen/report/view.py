@@ -303,6 +303,13 @@ class RunView:
         return chain.from_iterable([problem.samples for problem in self.problems])
 
     @property
+    def why_unscored(self) -> str:
+        """Why the run has no scores, if it has none, and what to do."""
+        if any(self.samples):
+            return f"the samples of {self.path} are not scored; score the run first"
+        return f"the run {self.path} has no finished samples; finish the run with --resume"
+
+    @property
     def votes(self) -> bool:
         """Whether the samples of a problem vote on its answer."""
         return self.num_samples > 1 and self.report is not None and bool(self.report.majority)

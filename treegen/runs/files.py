@@ -31,6 +31,7 @@ from treegen.errors import InputError, RunError, RunInUseError
 # Errors of file systems that cannot fsync a directory. EACCES comes from a parent directory that
 # may be searched but not read.
 _NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EACCES}
+_DISK_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def to_json_value(value: object, name: str = "") -> Any:
@@ -167,9 +168,8 @@ def write_json(path: Path, value: object) -> None:
             file.write(f"{text}\n".encode())
         sync_directory(path.parent)
     except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {format_os_error(error)}; the old file is unchanged"
-        ) from error
+        old = "; the old file is unchanged" if path.exists() else ""
+        raise RunError(f"{describe_write_error(path, error)}{old}") from error
 
 
 def sync_directory(path: Path) -> None:
@@ -212,6 +212,13 @@ def format_os_error(error: OSError | ValueError) -> str:
     return (reason or str(error) or type(error).__name__).lower()
 
 
+def describe_write_error(path: Path | str, error: OSError) -> str:
+    """Return one line: which file cannot be written, why, and what to do."""
+    is_full = error.errno in _DISK_FULL
+    remedy = "free some disk space" if is_full else "check the path and its permissions"
+    return f"cannot write {path}: {format_os_error(error)}; {remedy}"
+
+
 class Lock:
     """An exclusive lock on a run directory. It ends with the process that holds it."""
 
@@ -245,11 +252,9 @@ class Lock:
                 raise RunError(
                     f"{path} is a symbolic link, which may lead out of the run; remove the link"
                 ) from None
-            raise RunError(f"cannot write in {path.parent}: {format_os_error(error)}") from error
+            raise RunError(describe_write_error(f"in {path.parent}", error)) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()} {os.uname().nodename}\n".encode(), 0)
         except BlockingIOError:
             holder = _read_lock_holder(fd)
             os.close(fd)
@@ -267,6 +272,9 @@ class Lock:
                 "does not support locks; choose a directory on a local disk, or mount the file "
                 "system with locks"
             ) from error
+        with suppress(OSError):  # a full disk; only messages need the holder's name
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()} {os.uname().nodename}\n".encode(), 0)
         return fd
 
     @property

@@ -31,7 +31,7 @@ from treegen.common.files import (
 )
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import RunError, arg
-from treegen.runs.files import Lock, format_os_error, sync_directory
+from treegen.runs.files import Lock, describe_write_error, format_os_error, sync_directory
 from treegen.runs.record_format import (
     Key,
     decode_records,
@@ -440,7 +440,7 @@ def open_for_append(path: Path, lock: str, *, overwrite: bool = False) -> Iterat
             sync_directory(path.parent)
         except OSError as error:
             old = "" if overwrite else "; the old file is unchanged"
-            raise RunError(f"cannot write {path}: {format_os_error(error)}{old}") from error
+            raise RunError(f"{describe_write_error(path, error)}{old}") from error
         with closing(
             RecordFile(path, writable=True, next_step="run the same command again")
         ) as file:

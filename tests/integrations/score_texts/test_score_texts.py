@@ -192,6 +192,8 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
         ('{"id": "\\ud800", "text": "a"}', "2: id must be a valid Unicode string or an integer"),
         ('{"id": null, "text": "a"}', "2: id must be a valid"),
         ('{"id": "b", "text": "a \\ud800"}', "jsonl:2"),
+        ('{"text": ""}', "2: text is empty; add a text, or remove the line"),
+        ('{"text": []}', "2: text is empty; add a text, or remove the line"),
         ('{"text": 5}', "2: text must be a string or a list of token ids, got 5"),
         (
             '{"prompt": "a", "completion": [1]}',

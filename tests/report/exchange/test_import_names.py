@@ -90,7 +90,7 @@ def test_an_import_of_two_tasks_that_fails_changes_nothing(
     monkeypatch.setattr("treegen.report.exchange.external_log.write_results", fail_at_last)
     for out in (around / "new", around / "here"):
         calls.clear()
-        with pytest.raises(RunError, match="no space left on device"):
+        with pytest.raises(RunError, match="no space left on device; free some disk space"):
             import_log(log, out)
         assert content(around) == before
     assert (around / "here").is_dir() and not list((around / "here").iterdir())

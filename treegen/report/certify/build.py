@@ -31,7 +31,7 @@ from treegen.report.certify.signature import HEADER, sign, signature_path
 from treegen.report.changed_scores import list_changed_scores
 from treegen.report.run_settings import short_model_name
 from treegen.runs import RunDir, versions
-from treegen.runs.files import check_no_link, format_os_error, parse_json
+from treegen.runs.files import check_no_link, describe_write_error, format_os_error, parse_json
 from treegen.runs.settings import to_json
 
 _CHUNK_BYTES: Final = 1 << 22
@@ -427,5 +427,5 @@ def write_certificate(
                 with replace_file(file) as out:
                     out.write(data)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {format_os_error(error)}") from error
+        raise RunError(describe_write_error(path, error)) from error
     return path, certificate

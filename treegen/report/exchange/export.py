@@ -24,7 +24,7 @@ from treegen.report.load import load_run
 from treegen.report.run_settings import short_model_name
 from treegen.report.view import ProblemView, RunView, StoredTree, settings_group
 from treegen.runs import RunDir, SearchRunDir
-from treegen.runs.files import check_no_link, format_os_error
+from treegen.runs.files import check_no_link, describe_write_error
 from treegen.runs.record_format import Key
 
 
@@ -242,6 +242,4 @@ def export_with_notices(
     try:
         return write(full_run, target), full_run.view.notices
     except OSError as error:
-        raise RunError(
-            f"cannot write {error.filename or target}: {format_os_error(error)}"
-        ) from error
+        raise RunError(describe_write_error(error.filename or target, error)) from error

@@ -26,7 +26,7 @@ from treegen.evals.identity import build_content_identity
 from treegen.evals.job import Job, load_job
 from treegen.evals.scoring.results import write_results
 from treegen.runs import RunDir, RunSettings
-from treegen.runs.files import check_directory, format_os_error
+from treegen.runs.files import check_directory, describe_write_error
 
 MAX_SAMPLES: Final = 1_000_000
 """The largest number of samples of a problem in a log, or of its epochs."""
@@ -198,9 +198,7 @@ def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
             for directory, scratch in zip(directories, scratches, strict=True):
                 _move_run(scratch, directory)
     except OSError as error:
-        raise RunError(
-            f"cannot write {error.filename or path}: {format_os_error(error)}"
-        ) from error
+        raise RunError(describe_write_error(error.filename or path, error)) from error
     return directories
 
 
