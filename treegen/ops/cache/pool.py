@@ -175,7 +175,7 @@ class PagePool:
         if len(pages) <= _FEW_PAGES:  # NumPy's calls would take longer than the loop
             freed = 0
             for page in pages.tolist():
-                count = self._refs[page] - 1
+                count = int(self._refs[page]) - 1
                 assert count >= 0, "freed a free page"
                 self._refs[page] = count
                 freed += count == 0
