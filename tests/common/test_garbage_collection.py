@@ -125,6 +125,9 @@ def test_blocks_collect_less_often_and_restore_the_threshold() -> None:
             with freeze_gc(), freeze_gc():
                 assert gc.get_threshold()[:2] == (inside, 7)
             assert gc.get_threshold()[:2] == (first, 7)
+        with freeze_gc():
+            gc.set_threshold(900, 9, 9)
+        assert gc.get_threshold()[:2] == (900, 9), "the program has set its own"
     finally:
         gc.set_threshold(*before)
 

@@ -190,7 +190,8 @@ class _Freezer:
             if self._num_blocks or self._is_frozen_by_program:
                 return
             gc.unfreeze()
-            gc.set_threshold(*self._threshold)
+            if gc.get_threshold()[0] == _RAISED_THRESHOLD:  # the program did not set its own
+                gc.set_threshold(*self._threshold)
             now = time.perf_counter()
             self._seconds += now - self._entered
             interval = _COLLECTION_INTERVAL * self._collection_seconds
