@@ -304,6 +304,24 @@ def test_a_closed_run_frees_its_model_without_a_garbage_collection(
         tasks.clear()
 
 
+def test_a_backend_that_fails_to_close_does_not_hold_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gc.disable()
+    try:
+        model = HistoryModel()
+        backend, alive = backend_of(model), weakref.ref(model)
+        del model
+        with monkeypatch.context() as patch:
+            patch.setattr(backend.scheduler, "close", lambda: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                backend.close()
+        backend.close()
+        assert alive() is None and backend.closed and backend.status().pages == 0
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("closes", [True, False])
 def test_nodes_of_a_session_can_be_read_but_do_not_hold_its_model(closes: bool) -> None:
     gc.disable()

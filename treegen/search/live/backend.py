@@ -429,13 +429,15 @@ class LiveBackend:
         if self.closed:
             return
         self.closed = True
-        self.scheduler.close()
-        self.scheduler.scores.clear()
-        for search in {ticket.search: None for ticket in self._open}:
-            search.stop("the session was closed", StopReason.CLOSED)
-        self._last_status = self.scheduler.status()
-        # The functions are methods of the LLM.
-        del self.scheduler, self.prompts, self._make_plan, self._make_stop_conditions
+        try:
+            self.scheduler.close()
+            self.scheduler.scores.clear()
+            for search in {ticket.search: None for ticket in self._open}:
+                search.stop("the session was closed", StopReason.CLOSED)
+        finally:
+            self._last_status = self.scheduler.status()
+            # The functions are methods of the LLM.
+            del self.scheduler, self.prompts, self._make_plan, self._make_stop_conditions
 
     def _check_open(self) -> None:
         if self.closed:
