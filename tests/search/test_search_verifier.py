@@ -327,6 +327,13 @@ def test_a_template_that_changes_the_marks_is_refused(template: str, tmp_path: P
         verifier.encode("How many?", "1\n\n2")
 
 
+def test_an_answer_of_all_private_characters_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, LlamaForCausalLM)
+    verifier = load_verifier(tmp_path, device="cpu", mark="yes", turns=True, share=False)
+    with pytest.raises(InputError, match="contains all private-use characters"):
+        verifier.encode("How many?", "".join(map(chr, range(0xE000, 0xF900))))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gpu_shares_prefixes_too(tmp_path: Path, dtype: torch.dtype) -> None:

@@ -245,7 +245,9 @@ class Verifier:
         text = render(self.mark)
         # Other text may contain the mark, so a character that occurs nowhere else shows its places.
         private_use = map(chr, range(0xE000, 0xF900))
-        placeholder = next(each for each in private_use if each not in text)
+        placeholder = next((character for character in private_use if character not in text), "")
+        if not placeholder:
+            raise InputError("the answer contains all private-use characters; remove some of them")
         parts = render(self.mark.replace(mark, placeholder)).split(placeholder)
         if len(parts) != len(steps) + 1 or mark.join(parts) != text:
             raise ModelError(
