@@ -155,6 +155,8 @@ def test_aliases_and_merge_keys_of_ordinary_size_are_read() -> None:
     assert parse_yaml(text) == {"a": {"x": 1}, "b": [{"x": 1}] * 2, "c": {"x": 1, "y": 2}}
     assert parse_yaml("") is None
     assert parse_yaml("[" * 100 + "]" * 100) is not None
+    for number in (f"'{'1' * 2000}'", "-" * 2000):  # these are texts
+        assert parse_yaml(f"a: {number}") == {"a": number.strip("'")}
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -13,7 +13,9 @@ MAX_YAML_BYTES: Final = 1_000_000
 """Maximum bytes of a YAML file."""
 _MAX_DEPTH: Final = 100
 _MAX_CHARS: Final = 10_000_000  # with each alias replaced by its value
-_LONG_NUMBER: Final = re.compile(r"[-+.:_0-9]{1000,}")  # its conversion takes quadratic time
+_LONG_NUMBER: Final = re.compile(
+    r"(?=.*[0-9])[-+.:_0-9]{1000,}"
+)  # its conversion takes quadratic time
 # Raised by yaml for texts such as `!!int ""`, or a date that does not exist.
 _RAISED: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -59,7 +61,8 @@ def check_yaml(text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = parents.pop()
         elif isinstance(event, yaml.ScalarEvent):
-            if _LONG_NUMBER.fullmatch(event.value):
+            is_text = event.implicit == (False, True)  # quoted, without a tag
+            if not is_text and _LONG_NUMBER.fullmatch(event.value):
                 raise ValueError("a number has more than 1,000 digits")
             num_chars += len(event.value)
         num_chars += 1
