@@ -81,14 +81,22 @@ class Visit:
 def visiting(browser: "Browser") -> Iterator[Callable[..., Visit]]:
     """What opens pages, each of a given size in a fresh window.
 
-    at: what follows the name of a page in its address.
+    at: what follows the name of a page in its address. script: what runs before the page's own
+    scripts.
     """
     contexts = []
 
     def open_page(
-        path: Path | str, *, at: str = "", width: int = 1280, height: int = 900, **options: Any
+        path: Path | str,
+        *,
+        at: str = "",
+        script: str = "",
+        width: int = 1280,
+        height: int = 900,
+        **options: Any,
     ) -> Visit:
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        context.add_init_script(script)
         contexts.append(context)
         visit = Visit(context.new_page())
         page = visit.page

@@ -275,8 +275,8 @@ def test_fifty_thousand_samples_stay_quick(tmp_path: Path, visit: Callable[..., 
     begun = whole[: whole.index('id="run-1-problems-1"')].rpartition("<script")[0]
     assert "run-1-texts-0" in begun and "run-1-texts-1" not in begun
     (tmp_path / "begun.html").write_text(begun, encoding="utf-8")
-    first = visit(tmp_path / "begun.html").page.locator(".samples .row").first
-    assert "q0 0 thinks" in first.inner_text()
+    first = (opened := visit(tmp_path / "begun.html")).page.locator(".samples .row").first
+    opened.wait(lambda: "q0 0 thinks" in first.inner_text())
     page = (opened := visit(tmp_path / "report.html")).page
     page.wait_for_selector(".samples .row")
     # Only rows in sight exist; a bare list of so many takes most of a minute.

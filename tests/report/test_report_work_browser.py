@@ -466,13 +466,38 @@ def test_ten_runs_are_shown_one_at_a_time(ten_path: Path, visit: Open) -> None:
     assert page.locator("nav a[aria-current]").inner_text() == "seed-7/beam"
     run = load_run(ten_path.parent / "seed-7" / "beam")
     across = page.locator(".across")
-    assert across.locator(".row-count").first.inner_text() == "4 of 4 problems"
+    opened.wait(lambda: across.locator(".row-count").first.inner_text() == "4 of 4 problems")
     cells = across.locator(".row").first.locator("> *").all_inner_texts()
     solved = next(tree.solved for tree in run.trees if tree.problem_id == cells[0])
     assert cells[1 + 7] == ("1.000" if solved else "0.000")
     page.goto(f"{ten_path.resolve().as_uri()}#run=run-3&problem={cells[0]}")
     opened.wait(lambda: shown.locator("h2").inner_text() == "seed-2/beam")
     opened.wait(lambda: shown.locator(".searches h4").first.inner_text() == cells[0])
+    opened.check()
+
+
+def test_a_run_can_be_chosen_while_others_load(ten_path: Path, visit: Open) -> None:
+    # The first run is decoded at once, and each other part a second after it is asked for.
+    slow = """(() => {
+      const decode = Response.prototype.text;
+      let calls = 0;
+      Response.prototype.text = async function () {
+        if (calls++) await new Promise((resume) => setTimeout(resume, 1000));
+        return decode.call(this);
+      };
+    })()"""
+    page = (opened := visit(ten_path, script=slow)).page
+    shown = page.locator("article:visible")
+    assert page.locator(".across[data-ready]").count() == 0
+    for name in ("seed-3/beam", "seed-7/beam"):
+        page.locator("nav a", has_text=name).click()
+    opened.wait(lambda: page.locator(".across[data-ready]").count() == 1)
+    assert shown.locator("h2").inner_text() == "seed-7/beam"
+    assert page.locator("nav a[aria-current]").inner_text() == "seed-7/beam"
+    opened.wait(lambda: shown.locator(".searches h4").count() > 0)
+    # Keys go to the run that is shown.
+    page.keyboard.press("n")
+    opened.wait(lambda: shown.locator(".searches h4").first.inner_text() == "countdown-1")
     opened.check()
 
 

@@ -155,7 +155,9 @@ class Page {
       if (link.dataset.run === key) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
-    this.current = await this.open(key);
+    const page = await this.open(key);
+    const isShown = this.articles.get(key).classList.contains("shown");
+    if (isShown || !this.several) this.current = page; // the user may have chosen another run in the meantime
   }
 
   note(state) {
@@ -184,6 +186,7 @@ class Page {
   }
 
   async go(state) {
+    const turn = (this.turn = (this.turn ?? 0) + 1);
     const [first] = this.articles.keys();
     const key = state.run === undefined ? (this.current?.run.key ?? first) : this.keys.get(state.run);
     if (key === undefined) {
@@ -192,6 +195,7 @@ class Page {
     }
     this.tell("");
     await this.show(key);
+    if (turn !== this.turn) return; // the user has gone elsewhere in the meantime
     if (this.several && state.run === undefined) await this.across?.go(state);
     else if (state.problem !== undefined || state.problems !== undefined) await this.current.go(state);
     else if (state.run !== undefined) this.articles.get(key).scrollIntoView();
@@ -209,6 +213,9 @@ class Page {
 
   async begin() {
     document.body.classList.toggle("several", this.several);
+    // Links and keys work while the browser still loads the runs.
+    window.addEventListener("hashchange", () => this.go(readAddress()));
+    document.addEventListener("keydown", (event) => this.onkey(event));
     const state = readAddress();
     const [first] = this.articles.keys();
     const key = state.run === undefined || !this.several ? first : this.keys.get(state.run);
@@ -219,9 +226,7 @@ class Page {
       box.dataset.ready = "";
     }
     this.quiet = false;
-    if (location.hash) await this.go(state);
-    window.addEventListener("hashchange", () => this.go(readAddress()));
-    document.addEventListener("keydown", (event) => this.onkey(event));
+    if (location.hash) await this.go(readAddress());
     keepFresh();
   }
 }
