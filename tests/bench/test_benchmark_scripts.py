@@ -452,6 +452,15 @@ def test_rows_with_states_of_their_own(script: Script) -> None:
     assert not shared["skipped"] and not own["skipped"]
 
 
+def test_a_job_on_simulated_workers(script: Script) -> None:
+    sizes = ("--problems", "6", "--samples", "5", "--max-rows", "4", "--mean-tokens", "9")
+    done = script("simulate_workers", "--workers", "1,3", *sizes, "--latency", "0", "--json")
+    assert done.code == 0, done.err
+    one, three = done.document["results"]
+    assert (one["workers"], three["workers"]) == (1, 3) and one["tokens"] == three["tokens"]
+    assert one["seconds"] / 3 < three["seconds"] < one["seconds"]
+
+
 def test_samples_of_a_grammar(script: Script) -> None:
     pytest.importorskip("llguidance")
     sizes = ("--rows", "4", "--prefix", "9", "--new-tokens", "6")
@@ -585,6 +594,10 @@ REFUSED = [
     (["scores", "--top", "-1"], "--top must be at least 0"),
     (["scores", "--shape", "tiny", "--layers", "0"], "--layers must be at least 1"),
     (["scores", "--model", "x", "--layers", "2"], "--layers cannot be used together with --model"),
+    (["simulate_workers", "--step-ms", "1:2,3"], "--step-ms must be pairs such as"),
+    (["simulate_workers", "--step-ms", "nan:2"], "--step-ms must be pairs such as"),
+    (["simulate_workers", "--latency", "nan"], "--latency must be at least 0"),
+    (["simulate_workers", "--workers", "0"], "--workers must"),
     (["paper", "gsm9k"], "experiment must be one of"),
     (["paper", "--scale", "2"], "--scale"),
     (["paper", "--shape", "tiny", "--dtype", "int4"], "--dtype"),

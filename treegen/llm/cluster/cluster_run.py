@@ -11,15 +11,21 @@ from typing import Any, Final
 
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.errors import ModelWarning, TreegenError, WorkerError
-from treegen.llm.cluster.dispatcher import MAX_DEATHS, Dispatcher, WorkItem
+from treegen.llm.cluster.dispatcher import (
+    MAX_DEATHS,
+    Dispatcher,
+    WorkItem,
+    num_rows_to_hold,
+)
 from treegen.llm.cluster.jobs import Result, WorkerJob, pickle_job
 from treegen.llm.cluster.worker import TurnResult
 from treegen.llm.cluster.worker_pool import NO_ROOM, PATIENCE, WaitTimer, WorkerPool, WorkerSlot
 
 _NOT_SUMMED: Final = ("seconds", "page_size", "impl", "kernels")  # fields of Usage
-_TURN: Final = 0.25  # seconds of a turn
-# Queued turns of a worker: it works on one while the results of the last one are transferred.
-_QUEUED: Final = 2
+TURN_SECONDS: Final = 0.25
+"""Maximum time of a turn."""
+NUM_QUEUED_TURNS: Final = 2
+"""Turns that a worker has: it works on one while the results of the last one are transferred."""
 _WAIT: Final = 0.2  # seconds after which a step returns even without results
 
 
@@ -74,8 +80,8 @@ class ClusterRun:
             job: The job that each worker gets once.
             dispatcher: Assigns the work.
             name_of: Returns the name of a key, for messages.
-            parts: How many parts keep one worker busy. Default: the number of rows that it decodes
-                at once.
+            parts: How many parts a worker computes at once. Default: the number of rows that it
+                decodes at once.
             max_workers: How many of the workers take part. Default: all, and those that join.
         """
         ClusterRun._number += 1
@@ -160,7 +166,7 @@ class ClusterRun:
     def drain(self) -> list[Result]:
         """Wait for queued turns and return their results; call it before abandoning a run."""
         results: list[Result] = []
-        end = time.monotonic() + 4 * _TURN
+        end = time.monotonic() + 4 * TURN_SECONDS
         while any(share.turns for share in self._shares.values()) and time.monotonic() < end:
             for slot in self._wait_for_turns():
                 results += self._collect(slot)
@@ -182,9 +188,11 @@ class ClusterRun:
         """Queue turns of a worker, with enough work to keep it busy until the turn after."""
         share, loaded = self._shares[slot], slot.loaded
         assert loaded is not None
-        while len(share.turns) < _QUEUED:
-            low = (self._parts or loaded.model_info.max_rows * 5 // 4) + share.num_last_results
-            parts = self._dispatcher.assign(slot.number, low=low, high=2 * low)
+        while len(share.turns) < NUM_QUEUED_TURNS:
+            num_rows = num_rows_to_hold(
+                self._parts or loaded.model_info.max_rows, share.num_last_results
+            )
+            parts = self._dispatcher.assign(slot.number, num_rows=num_rows)
             if not parts and not self._dispatcher.num_open(slot.number):
                 if not share.turns:
                     self._rebalance(slot)
@@ -193,7 +201,7 @@ class ClusterRun:
 
     def _turn(self, slot: WorkerSlot, parts: list[tuple[int, list[int]]], recall: int = 0) -> None:
         floors = {key: self._floors[key] for key, _ in parts if key in self._floors}
-        turn = slot.actor.turn.remote(self._id, parts, recall, _TURN, floors)
+        turn = slot.actor.turn.remote(self._id, parts, recall, TURN_SECONDS, floors)
         self._shares[slot].turns.append(turn)
 
     def _rebalance(self, idle: WorkerSlot) -> None:
@@ -202,7 +210,7 @@ class ClusterRun:
         slot = next((s for s in self._shares if donor and s.number == donor[0]), None)
         if donor is None or slot is None or slot is idle or self._shares[slot].is_asked_to_return:
             return
-        if len(self._shares[slot].turns) <= _QUEUED:
+        if len(self._shares[slot].turns) <= NUM_QUEUED_TURNS:
             self._turn(slot, [], recall=donor[1])
             self._shares[slot].is_asked_to_return = True
 

@@ -92,16 +92,17 @@ class Dispatcher:
         for number, lane in enumerate(lanes):
             share = cost_left / (len(lanes) - number)
             filled = 0.0
-            while queue and (number == len(lanes) - 1 or filled < share * (1 - _LANE_TOLERANCE)):
+            while queue and (number == len(lanes) - 1 or filled < share):
                 item = queue.popleft()
-                if number < len(lanes) - 1 and filled + item.cost > share * (1 + _LANE_TOLERANCE):
-                    taken = round((share - filled) / item.weight)
-                    if not item.is_atomic and 0 < taken < item.size:
+                # How far the lane would end before and after its share, if it has whole problems.
+                before, after = share - filled, filled + item.cost - share
+                if number < len(lanes) - 1 and after > 0:
+                    taken = round(before / item.weight)
+                    is_far = min(before, after) > share * _LANE_TOLERANCE
+                    if is_far and not item.is_atomic and 0 < taken < item.size:
                         item, behind = item.cut(taken)
                         queue.appendleft(behind)
-                    elif (
-                        filled and item.cost / 2 > share - filled
-                    ):  # closer to the share without it
+                    elif filled and before < after:
                         queue.appendleft(item)
                         break
                 lane.append(item)
@@ -201,22 +202,21 @@ class Dispatcher:
             1 if self._items[key].is_atomic else len(indices) for key, indices in open_of.items()
         )
 
-    def assign(self, worker: int, *, low: int, high: int) -> list[WorkItem]:
-        """Assign further work to a worker, and return it.
+    def assign(self, worker: int, *, num_rows: int) -> list[WorkItem]:
+        """Assign further work to a worker, from its lane or else from others, and return it.
 
         Args:
             worker: Number of the worker.
-            low: With fewer rows than this, it steals from the lanes of other workers.
-            high: Maximum number of rows that it then has.
+            num_rows: Maximum number of rows that it then has.
         """
         if worker in self._suspect_workers:
             if self._open.get(worker):
                 return []
             self._suspect_workers.discard(worker)
-        budget = high - self.num_open(worker)
+        budget = num_rows - self.num_open(worker)
         lane, assigned = self._lanes.setdefault(worker, deque()), []
         while budget > 0:
-            if not lane and high - budget < low:
+            if not lane:
                 self._steal(worker)
             if not lane:
                 break
@@ -274,7 +274,8 @@ class Dispatcher:
         """Return the cost of a worker's open work and of its lane."""
         items, open_of = self._items, self._open.get(worker, {})
         open_cost = sum(
-            replace(items[k], indices=tuple(parts)).cost for k, parts in open_of.items()
+            items[key].weight * (1 if items[key].is_atomic else len(parts))
+            for key, parts in open_of.items()
         )
         return _cost(self._lanes[worker]) + open_cost
 
@@ -325,6 +326,20 @@ class Dispatcher:
         if worker is None or worker in self._suspect_workers or counts[worker] < 2:
             return None
         return worker, counts[worker] // 2
+
+
+def num_rows_to_hold(num_decoded: int, num_finished: int) -> int:
+    """Return how many rows a worker should hold, so that it never waits for more.
+
+    Rows that a worker holds in reserve cannot go to another worker, so a larger reserve makes
+    workers end at different times.
+
+    Args:
+        num_decoded: Number of rows that it decodes at once.
+        num_finished: Number of rows that it finished in its last turn. The next assignment reaches
+            it after two more turns, and turns differ.
+    """
+    return -(-num_decoded * 5 // 4) + 3 * num_finished
 
 
 def _cost(lane: Iterable[WorkItem]) -> float:
