@@ -36,7 +36,10 @@ class Reader(Protocol):
     def score_prefixes(
         self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Return, for each text of token ids, the probabilities of "right" after `ends`."""
+        """Return, for each text of token ids, the probabilities of "right" after its `ends`.
+
+        The ends of each text ascend.
+        """
         ...
 
 
