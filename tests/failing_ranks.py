@@ -6,9 +6,12 @@ from unittest.mock import patch
 import torch
 
 from treegen.engine.compute.model_runner import TokenChecksum
+from treegen.llm import follower
+from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.parallel import shared_memory
 from treegen.model.parallel.ranks import Ranks
+from treegen.model.training import rank_updates
 
 
 def fail_in_rank_1(*, device: object, ranks: Ranks) -> Model:
@@ -54,3 +57,14 @@ def share_memory_of_rank_0(*, device: object, ranks: Ranks) -> Any:
         gpu = torch.device("cuda", ranks.rank)
         shared = shared_memory.share_memory(ranks.rank, ranks.size, gpu, ranks.agree)
     return ranks.all_reduce_min(shared is None)
+
+
+def load_with_failing_update(path: str, failing: int, *, device: Any, ranks: Ranks) -> Model:
+    """Load a model; `write_shard` fails in one rank of it."""
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("GPU is full")
+
+    if ranks.rank == failing:
+        (follower if ranks.rank else rank_updates).write_shard = fail  # type: ignore[attr-defined]
+    return load_model(path, check=False, device=device, ranks=ranks)

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from treegen.model import rank_processes
 from treegen.model.rank_processes import RankGroup
@@ -72,6 +73,7 @@ def _execute(command: Sequence[str], env: Mapping[str, str], process_group: int)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.clear()
         os.environ.update(env)
+        dist.distributed_c10d._world.group_count = 0  # as in a new process
         at = command.index("-c")
         sys.argv = ["-c", *command[at + 2 :]]
         exec(command[at + 1], {"__name__": "__main__"})

@@ -13,9 +13,10 @@ from tiny_models import save_tiny_model, tiny_tokenizer
 from torch import nn
 
 from treegen import LLM, Node, SamplingParams
-from treegen.errors import InputError
+from treegen.errors import CapacityError, InputError
 from treegen.model.load import load_model
 from treegen.model.rank_processes import RankGroup
+from treegen.model.training import weight_updates
 
 TREE = Node(
     "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n",
@@ -110,3 +111,18 @@ def test_each_rank_rounds_its_shard_to_fp8(group: RankGroup, tmp_path: Path) -> 
     assert {name: tokens for name, (tokens, _) in got.items()} == {
         name: tokens for name, (tokens, _) in fresh.items()
     }
+
+
+def test_weights_whose_check_runs_out_of_memory_change_no_rank(
+    group: RankGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    llm = load(group, save_tiny_model(tmp_path))
+    want = draw(llm, {})
+    with monkeypatch.context() as patched:
+        patched.setattr(weight_updates, "_is_finite", fail)
+        with pytest.raises(CapacityError, match="cpu has no memory left to check the new weights"):
+            llm.update(str(tmp_path))
+    assert draw(llm, {}) == want and llm.weights_version == 0

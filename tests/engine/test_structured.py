@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from engine_cases import load
 from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, InputError, Node, SamplingParams
+from treegen.common import bounded
+from treegen.common.bounded.worker import FileWorker
 from treegen.engine.features import grammars as row_grammars
 from treegen.errors import ModelWarning
 from treegen.prompts import grammars
@@ -404,6 +407,23 @@ def test_a_hostile_structure_costs_a_bounded_time_and_one_line(
     patterns = [{"type": "string", "pattern": f"a{{{size}}}"} for size in range(1, 20)]
     with pytest.raises(InputError, match=r"json_schema takes more than 0.01 seconds"):
         llm.make_stop_conditions(SamplingParams(json_schema={"allOf": patterns}))
+
+
+def test_no_thread_goes_on_to_compile_a_grammar_that_takes_too_long(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = load(checkpoint)
+    file = Path(bounded.__file__).with_name("grammar_worker.py")
+    worker = FileWorker(file, None, seconds=0.3, memory=1 << 30, what="", site=True)
+    monkeypatch.setattr(grammars, "_WORKER", worker)
+    before = {*threading.enumerate()}
+    patterns = [{"type": "string", "pattern": f"a{{{size}}}"} for size in range(1, 40)]
+    with pytest.raises(InputError, match="compiling json_schema takes too much time or memory"):
+        llm.make_stop_conditions(SamplingParams(json_schema={"allOf": patterns}))
+    for thread in {*threading.enumerate()} - before:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert llm.make_stop_conditions(SamplingParams(regex="a{40}")).grammar is not None
 
 
 def test_the_time_to_compile_is_that_of_all_its_parts(

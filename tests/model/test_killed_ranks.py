@@ -24,7 +24,7 @@ from treegen.model.parallel import shared_memory
 from treegen.model.parallel.ranks import RankLeader, Ranks, abort, join, leave
 from treegen.model.rank_processes import RankGroup
 
-DIE = "import os; import treegen.llm.follower as f; f.join = lambda *_: os.kill(os.getpid(), 9)"
+SIGNAL = "import os, treegen.llm.follower as f; f.join = lambda *_: os.kill(os.getpid(), {})"
 
 
 class Alone:
@@ -154,15 +154,23 @@ def test_memory_that_could_not_be_shared_is_not_shared_by_a_later_group(
     assert len(attempts) == 1
 
 
-def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "timeout", "message"),
+    [
+        (signal.SIGKILL, parallel_ranks.TIMEOUT, "rank 1 has died by signal 9"),
+        (signal.SIGSTOP, 0.5, "rank 0 cannot join the other ranks: .*timeout"),
+    ],
+)
+def test_a_rank_that_is_killed_or_stopped_while_it_joins(
+    number: int, timeout: float, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 0 would wait for it until gloo's or NCCL's own time limit; the next ranks can join."""
+    send = SIGNAL.format(int(number))
+    code = rank_processes._START_CODE.replace("main()", f"{send}; main()")
     with monkeypatch.context() as patched:
-        patched.setattr(
-            rank_processes,
-            "_START_CODE",
-            rank_processes._START_CODE.replace("main()", f"{DIE}; main()"),
-        )
-        with forked_ranks(), pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
+        patched.setattr(rank_processes, "_START_CODE", code)
+        patched.setattr(parallel_ranks, "TIMEOUT", timeout)
+        with forked_ranks(), pytest.raises(WorkerError, match=message):
             RankGroup(2, "cpu")
     assert not dist.is_initialized()
     with forked_group(2) as group:

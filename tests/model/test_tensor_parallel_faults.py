@@ -17,7 +17,12 @@ from typing import Any, cast
 import pytest
 import tiny_models
 from engine_cases import tree_of
-from failing_ranks import draw_other_tokens, fail_in_rank_1, share_memory_of_rank_0
+from failing_ranks import (
+    draw_other_tokens,
+    fail_in_rank_1,
+    load_with_failing_update,
+    share_memory_of_rank_0,
+)
 from forked_ranks import forked_group
 from processes import descendants, living
 
@@ -27,6 +32,7 @@ from treegen.model import rank_processes
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.rank_processes import FollowerProcesses, RankGroup
+from treegen.model.training import rank_updates
 
 
 def children() -> set[str]:
@@ -80,6 +86,23 @@ def test_a_rank_that_is_killed_while_it_starts() -> None:
 def test_an_error_of_one_rank_is_told(what: Callable[..., Model], message: str) -> None:
     with forked_group(2) as group, pytest.raises(WorkerError, match=message):
         group.load(what)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_all_ranks_end_if_one_fails_in_an_update(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for it, and the next update would meet them in this one."""
+    monkeypatch.setattr(rank_updates, "write_shard", rank_updates.write_shard)  # is put back
+    path = str(tiny_models.save_tiny_model(tmp_path))
+    with forked_group(2) as group:
+        model = group.load(partial(load_with_failing_update, path, failing))
+        llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB")
+        for _ in range(2):
+            with pytest.raises(WorkerError, match=f"rank {failing}.*OutOfMemoryError: GPU is full"):
+                llm.update(path)
+        with pytest.raises(WorkerError, match="create a new LLM"):
+            llm.run(tree_of(1))
 
 
 def test_no_rank_waits_for_the_memory_of_a_rank_that_has_none() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from trained_tokenizers import BUILDERS, FRAGMENTS, SPACE, random_text, trained
 
 from treegen.prompts.stops import StopStrings
+from treegen.prompts.token_bytes import token_bytes
 from treegen.prompts.token_text import PARTIAL, Detokenizer
 
 GENERATED = st.lists(st.sampled_from(FRAGMENTS), max_size=10).map("".join)
@@ -209,6 +212,31 @@ def test_searching_the_tail_finds_what_searching_everything_finds(
         assert strings.find_stop(start, tokens[:stop], num_new=num_new) == found
         if found is not None:
             break
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "llama2", "gemma"])
+@pytest.mark.parametrize("row", [b"\x80", b"\xe4\xbd", "\U0001f600".encode()])
+def test_a_stop_string_is_searched_for_in_the_last_bytes_of_a_long_row(
+    name: str, row: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bytes_of = token_bytes(trained(name)) or {}
+    tokens_of = {data: token for token, data in bytes_of.items() if len(data) == 1}
+    ids = [tokens_of[bytes([byte])] for byte in row * 1200][:1200]
+    strings = StopStrings(trained(name), ["\u65e5\u672c", "fox"], len(trained(name)))
+    rest = [*ids_of(" x", name), *(tokens_of[bytes([byte])] for byte in "\u65e5\u672c".encode())]
+    assert strings.find_stop([], [*ids, *rest], num_new=1) == strings.find_stop([], [*ids, *rest])
+    assert strings.find_stop([], [*ids, *rest], num_new=1) is not None
+    decode_each, num_decoded = Detokenizer.decode_each, 0
+
+    def count(detokenizer: Detokenizer, sequences: Sequence[Sequence[int]]) -> list[str]:
+        nonlocal num_decoded
+        num_decoded += sum(map(len, sequences))
+        return decode_each(detokenizer, sequences)
+
+    monkeypatch.setattr(Detokenizer, "decode_each", count)
+    for stop in range(1000, 1200):
+        assert strings.find_stop([], ids[:stop], num_new=1) is None
+    assert num_decoded < 200 * 1000
 
 
 def test_the_table_is_small_for_plain_stops() -> None:

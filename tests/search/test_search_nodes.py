@@ -283,6 +283,11 @@ async def left(root: SearchNode) -> None:
     await root.sample(1, max_tokens=1)
 
 
+async def forever(root: SearchNode) -> None:
+    while True:
+        await root.sample(2)
+
+
 tasks: list[asyncio.Future[list[SearchNode]]] = []
 
 
@@ -299,6 +304,27 @@ def test_a_closed_run_frees_its_model_without_a_garbage_collection(
         assert len(list(run)) == 3 and run.closed
         assert alive() is None
         assert run.usage.decoded_tokens > 0 and run.status().pages == 0
+    finally:
+        gc.enable()
+        tasks.clear()
+
+
+@pytest.mark.parametrize("fn", [drawn, broken, left, forever])
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_a_dropped_run_frees_its_model_without_a_garbage_collection(
+    fn: Callable[[SearchNode], Coroutine[Any, Any, Any]], num_steps: int
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        model = HistoryModel(eos_bias=-9.0)
+        run = run_of(backend_of(model), fn, 3)
+        alive = weakref.ref(model)
+        del model
+        for _ in range(num_steps):
+            run.step()
+        del run
+        assert alive() is None
     finally:
         gc.enable()
         tasks.clear()

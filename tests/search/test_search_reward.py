@@ -18,7 +18,8 @@ from transformers import (
     LlamaForTokenClassification,
 )
 
-from treegen.errors import InputError, ModelError
+from treegen.errors import CapacityError, InputError, ModelError, ModelWarning
+from treegen.search import reward
 from treegen.search.propose import sample_steps
 from treegen.search.reward import by_verifier, load_verifier, reward_model
 from treegen.search.strategies.beam import beam, dvts
@@ -127,6 +128,30 @@ def test_searches_are_judged_together_as_they_are_alone(tmp_path: Path, reduce: 
         sum(node.score or 0 for node in results["0"].tree.nodes), abs=1e-3
     )
     assert results["0"].answer == max(votes, key=lambda answer: votes[answer])
+
+
+def test_smaller_batches_of_whole_texts_need_less_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advice of the error helps."""
+    forward = LlamaForSequenceClassification.forward
+
+    def forward_two(model: Any, input_ids: torch.Tensor, **inputs: Any) -> Any:
+        if len(input_ids) > 2:
+            raise torch.OutOfMemoryError
+        return forward(model, input_ids, **inputs)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    save(tmp_path)
+    monkeypatch.setattr(reward, "_make_prefix_scorer", fail)
+    monkeypatch.setattr(LlamaForSequenceClassification, "forward", forward_two)
+    with pytest.warns(ModelWarning):
+        large, small = (reward_model(tmp_path, batch_size=n, device="cpu") for n in (64, 2))
+    with pytest.raises(CapacityError, match="lower batch_size= of the reward model, or give"):
+        rewards(large, ["b", "bc", "c"])
+    assert len(rewards(small, ["b", "bc", "c"])) == 3
 
 
 def test_texts_that_are_too_long_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import random
 import shutil
@@ -32,6 +33,7 @@ from treegen.model.scorers import verifier as verifiers
 from treegen.model.scorers.scorer import load_scorer
 from treegen.model.scorers.verifier import Verifier
 from treegen.search import reward
+from treegen.search.live import prefix_scorer
 from treegen.search.live.prefix_scorer import PrefixScorer
 from treegen.search.reward import load_verifier
 
@@ -136,6 +138,32 @@ def test_a_checkpoint_that_was_overwritten_is_loaded_again(tmp_path: Path, share
     assert (first.column, again.column) == (1, 2)
     pairs = [("How many?", "6")]
     assert first.values(pairs) != again.values(pairs)
+
+
+def test_a_text_is_hashed_once_for_all_its_prefixes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = 0
+
+    class Counting:
+        def __init__(self, data: bytes = b"", **settings: Any) -> None:
+            self._hash = hashlib.blake2b(**settings)
+            self.update(data)
+
+        def update(self, data: bytes) -> None:
+            nonlocal num_bytes
+            num_bytes += len(data)
+            self._hash.update(data)
+
+        def digest(self) -> bytes:
+            return self._hash.digest()
+
+    monkeypatch.setattr(prefix_scorer, "blake2b", Counting)
+    reader = load_verifier(save(tmp_path), device="cpu", memory="2MiB").reader
+    assert reader is not None
+    num_bytes = 0
+    (values,) = reader.score_prefixes([range(5, 105)], [[*range(100)]])
+    assert num_bytes == 400 and len(set(values)) == 100
 
 
 def test_models_that_share_nothing_read_whole_texts(tmp_path: Path) -> None:

@@ -7,14 +7,16 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
+from weakref import WeakMethod
 
 from treegen.errors import InputError
 
 _T = TypeVar("_T")
+_Args = ParamSpec("_Args")
 
 
 class Closeable(ABC):
@@ -49,6 +51,20 @@ class CloseableRun(Closeable):
     def __exit__(self, *error: object) -> None:
         with self._with_blocks or ExitStack():  # `ExitStack.push` calls only this method
             self.close()
+
+
+def call_weakly(method: Callable[_Args, _T]) -> Callable[_Args, _T | None]:
+    """Return a function that calls a bound method, and does not keep its object alive.
+
+    Once the object is gone, the function does nothing.
+    """
+    reference = WeakMethod(method)
+
+    def call(*args: _Args.args, **kwargs: _Args.kwargs) -> _T | None:
+        alive = reference()
+        return None if alive is None else alive(*args, **kwargs)
+
+    return call
 
 
 @contextmanager

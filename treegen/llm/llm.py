@@ -408,6 +408,7 @@ class LLM(BaseLLM):
             ModelError: the weights of this model cannot be updated, or the checkpoint cannot be
                 read.
             CapacityError: the new weights in FP8 do not fit next to the old ones.
+            WorkerError: a rank of a tensor-parallel model has failed.
         """
         check_cache_mode(cache)
         check_bool("check_finite", check_finite)

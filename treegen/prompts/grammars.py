@@ -13,8 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from treegen.common import bounded
+from treegen.common.bounded.worker import FileWorker
 from treegen.common.structured_outputs import read_structured_outputs
 from treegen.common.synchronization import run_in_daemon
 from treegen.errors import InputError, arg, install
@@ -43,6 +46,16 @@ _WORDS: Final = ("[a-z]{1,30}", "[a-zA-Z0-9_]{1,30}")
 # Parts of a Lark grammar: strings, comments, patterns, and names of tokens.
 _LARK: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<[^<>\s"]+>')
 _MAX_COMPILE_SECONDS: Final = 30
+# A grammar of a few hundred characters can take forever, because llguidance intersects patterns by
+# search. Nothing stops a thread that does this, so a process compiles each grammar first.
+_WORKER: Final = FileWorker(
+    Path(bounded.__file__).with_name("grammar_worker.py"),
+    None,
+    seconds=20.0,
+    memory=2 << 30,
+    what="that compiles grammars",
+    site=True,
+)
 _MAX_LANES: Final = 16
 _SECONDS_OF_LANES: Final = 0.5  # limit of the time to compile all lanes of a grammar
 _MAX_REASON_CHARS: Final = 200  # characters of llguidance's message
@@ -116,9 +129,7 @@ class Grammar:
         tokens, self._names = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
         self._tokens = tokens
         self.num_words = -(-tokens.vocab_size // 32)
-        start = time.perf_counter()
         self._lanes = [_run_with_timeout(kind, lambda: self._compile(kind, text))]
-        self.num_lanes = _num_lanes(time.perf_counter() - start)
         if self._lanes[0].is_error():
             raise _make_grammar_error(kind, self._lanes[0].get_error())
 
@@ -139,7 +150,14 @@ class Grammar:
         self._compiled = _compile_structure(kind, text)
         if kind == "grammar":
             self._compiled = _replace_names(self._compiled, self._names)
-        return self._new()
+        if _WORKER.ask(self._compiled) is None:
+            raise InputError(
+                f"compiling {arg(kind)} takes too much time or memory; simplify the value"
+            )
+        start = time.perf_counter()
+        matcher = self._new()
+        self.num_lanes = _num_lanes(time.perf_counter() - start)
+        return matcher
 
     def _new(self) -> LLMatcher:
         from llguidance import LLMatcher
@@ -250,11 +268,7 @@ def _find_reason(kind: str, message: str) -> str:
 
 
 def _run_with_timeout(kind: str, make: Callable[[], _Result]) -> _Result:
-    """Return the result of a function that runs in a thread; abandon the thread after a time limit.
-
-    A grammar of a few hundred characters can take forever, because llguidance intersects patterns
-    by search.
-    """
+    """Return the result of a function; raise InputError, and leave it in its thread, if late."""
     result = run_in_daemon("treegen-grammar", make)
     if not wait([result], _MAX_COMPILE_SECONDS).done:
         raise InputError(

@@ -24,7 +24,7 @@ from treegen.errors import InputError, arg
 from treegen.prompts.grammars import grammar_of
 from treegen.prompts.thinking import ThinkingTags, thinking_of
 from treegen.prompts.token_text import (
-    CONTEXT_TOKENS,
+    MAX_CHARACTER_TOKENS,
     NUM_PROBES,
     PARTIAL,
     Detokenizer,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from treegen.prompts.token_text import Tokens
 
 _MAX_CACHED: Final = 32
+_MAX_CHANGED_CHARACTERS: Final = 8  # at the start of a text, which may lose a space, for example
 
 Ending = tuple[FinishReason, str | int | None, str]
 """Finish reason, what stopped a sample, and its text."""
@@ -283,29 +284,32 @@ class StopStrings:
             since: Stop strings that end in the text of this many first tokens do not count.
                 Default: 0.
         """
-        if num_new is not None and not self._may_end_in_tail(prompt_tokens, tokens, num_new):
+        if num_new is not None and not self._may_end_in_tail(tokens, num_new):
             return None
         text = self._detokenizer.text(prompt_tokens, tokens)
         before = self._detokenizer.text(prompt_tokens, tokens[:since]) if since else ""
         hit = self.find(text, len(before))
         return (text[: hit[0]], hit[1]) if hit else None
 
-    def _may_end_in_tail(self, prompt_tokens: Tokens, tokens: Tokens, num_new: int) -> bool:
+    def _may_end_in_tail(self, tokens: Tokens, num_new: int) -> bool:
         """Whether a stop string may end in the text of the last num_new tokens."""
-        width = num_new + self._longest
+        if any(PARTIAL in stop for stop in self.stops):
+            return True
+        new = self._detokenizer.decode(tokens[-num_new:])
+        # The first characters of a tail may differ from those in the whole text.
+        needed = width = len(new) + self._longest + _MAX_CHANGED_CHARACTERS
         while width < len(tokens):
-            earlier = list(tokens[max(0, len(tokens) - width - CONTEXT_TOKENS) : -width])
-            if len(earlier) < CONTEXT_TOKENS:
-                earlier = [*prompt_tokens[-CONTEXT_TOKENS:], *earlier]
-            if not self._detokenizer.shows_text(earlier):
-                return True
-            tail = self._detokenizer.text(earlier, tokens[-width:])
-            if self.find(tail) is not None:
-                return True
-            # Tokens may show few characters: a special token shows none, and a token may be part of
-            # a character. The tail must show at least as many as the longest stop string has.
-            old = self._detokenizer.text(earlier, tokens[-width:-num_new])
-            if len(old.replace(PARTIAL, "")) >= self._longest:
+            tail = self._detokenizer.keep_visible(tokens[-width:])
+            num_shown = needed
+            # If the tail begins within a character, some decoders show none of the bytes after it.
+            for start in range(MAX_CHARACTER_TOKENS):
+                text = self._detokenizer.decode(tail[start:])
+                if self.find(text) is not None:
+                    return True
+                num_shown = min(num_shown, len(text))
+                if PARTIAL not in text:
+                    break
+            if num_shown == needed:
                 return False
             width *= 2
         return True

@@ -85,7 +85,7 @@ class Detokenizer:
         if text.startswith(before):
             return text[len(before) :]
         if before.endswith(PARTIAL):
-            seen = tuple(filter(self._is_decoded, context))
+            seen = self.keep_visible(context)
             for cut in range(1, MAX_CHARACTER_TOKENS + 1):
                 before = self._decode_cached(seen[:-cut])
                 if not before.endswith(PARTIAL) and text.startswith(before):
@@ -118,7 +118,7 @@ class Detokenizer:
             return texts
         unfinished = [at for at, text in enumerate(texts) if text.endswith(PARTIAL)]
         # Skipped tokens are not bytes of the character.
-        seen = {at: tuple(filter(self._is_decoded, sequences[at])) for at in unfinished}
+        seen = {at: self.keep_visible(sequences[at]) for at in unfinished}
         for cut in range(1, MAX_CHARACTER_TOKENS):
             if not unfinished:
                 break
@@ -155,6 +155,10 @@ class Detokenizer:
         """
         return bool(self._decode_cached(_ids(tokens)).replace(PARTIAL, "").strip())
 
+    def keep_visible(self, tokens: Tokens) -> tuple[int, ...]:
+        """Return the tokens that the tokenizer's decoder sees; it skips the others."""
+        return tuple(filter(self._is_decoded, _ids(tokens)))
+
     def _context(self, prompt_tokens: Tokens) -> tuple[int, ...]:
         """Return the shortest end of the prompt that determines the text after it."""
         width = CONTEXT_TOKENS
@@ -164,7 +168,7 @@ class Detokenizer:
                 break
             width *= 4
         # A prompt may end with thousands of tokens that are skipped, such as those of images.
-        return context if width == CONTEXT_TOKENS else tuple(filter(self._is_decoded, context))
+        return context if width == CONTEXT_TOKENS else self.keep_visible(context)
 
     @functools.cached_property
     def _skipped(self) -> Collection[int]:
@@ -249,6 +253,10 @@ class TokenText:
     def of(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that `tokens` add after the tokens `before`."""
         return self._detokenizer.text(before, tokens)
+
+    def keep_visible(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens that can show text."""
+        return self._detokenizer.keep_visible(tokens)
 
     def iter_named_tokens(
         self,

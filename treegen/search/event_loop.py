@@ -27,7 +27,7 @@ _STUCK_SECONDS: Final = 1.0
 class _IdleSelector(selectors.DefaultSelector):
     """A selector that notices when its event loop has nothing left to run."""
 
-    def __init__(self, on_idle: Callable[[], bool], on_busy: Callable[[], object]) -> None:
+    def __init__(self, on_idle: Callable[[], object], on_busy: Callable[[], object]) -> None:
         super().__init__()
         self._on_idle, self._on_busy = on_idle, on_busy
         self._num_busy = 0
@@ -83,7 +83,7 @@ class IdleLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(
-        self, on_idle: Callable[[], bool], on_busy: Callable[[], object], backend: object
+        self, on_idle: Callable[[], object], on_busy: Callable[[], object], backend: object
     ) -> None:
         """Create a loop in which nothing runs yet.
 

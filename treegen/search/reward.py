@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from treegen.common.checks import check_argument_types
 from treegen.errors import CapacityError, InputError, ModelError, ModelWarning, TreegenError
 from treegen.model.scorers.scorer import CAUSAL, SEQUENCE, Scorer, load_scorer
-from treegen.model.scorers.verifier import Verifier
+from treegen.model.scorers.verifier import BATCH_SIZE, Verifier
 from treegen.search.evaluate import Evaluate
 from treegen.search.external_calls import BatchedFunction
 from treegen.search.strategies.common import check_counts
@@ -218,7 +218,8 @@ def reward_model(
         label: Index of the output to take, by default the last, which for two labels is "right".
             The value is the sigmoid of a single output, or the softmax share of one among several.
         device: Device to compute on; by default a GPU if there is one.
-        batch_size: As for `by_verifier`.
+        batch_size: As for `by_verifier`. A model that reads each text whole computes at most 16
+            texts at once, or this number if it is lower.
         revision: Revision of a hub name; by default the hub's default.
         memory: Size of the cache for prefixes that texts share, in bytes or as text such as "1GiB".
 
@@ -227,7 +228,13 @@ def reward_model(
         ModelError: The model cannot be loaded.
     """
     verifier = load_verifier(
-        name, revision=revision, device=device, form=SEQUENCE, memory=memory, label=label
+        name,
+        revision=revision,
+        device=device,
+        form=SEQUENCE,
+        memory=memory,
+        label=label,
+        batch_size=min(batch_size, BATCH_SIZE),
     )
 
     def encode(node: SearchNode) -> Encoded:

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from treegen.common.lifetimes import CloseableRun
+from treegen.common.lifetimes import CloseableRun, call_weakly
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.common.params import SamplingParams
 from treegen.common.synchronization import ExclusiveSection
@@ -269,7 +269,8 @@ class SearchRun(SearchResults):
             self.enqueue(self.names)
         self._running: set[RunningSearch] = set()
         self._results: deque[SearchResult] = deque()
-        self._loop = IdleLoop(self._on_idle, self._on_busy, backend)
+        # Only the caller keeps the run alive, so that dropping it closes it at once.
+        self._loop = IdleLoop(call_weakly(self._on_idle), call_weakly(self._on_busy), backend)
         self.closed = False
         self._exclusive = ExclusiveSection("run")
 
@@ -378,8 +379,8 @@ class SearchRun(SearchResults):
             context=context,
             origin=origin,
         )
-        running = RunningSearch(self._loop, self._fn, search, self._note)
-        running.task.add_done_callback(lambda task: self._on_task_done(running, task))
+        running = RunningSearch(self._loop, self._fn, search, call_weakly(self._note))
+        running.task.add_done_callback(partial(call_weakly(self._on_task_done), running))
         self._running.add(running)
 
     def _on_task_done(self, running: RunningSearch, task: asyncio.Task[None]) -> None:

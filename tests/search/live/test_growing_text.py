@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from trained_tokenizers import trained
@@ -53,7 +54,26 @@ class CountingText(TokenText):
         return super().of(before, tokens)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "llama2", "mistral", "gemma"])
+NAMES = ["gpt2", "llama3", "llama2", "mistral", "gemma"]
+
+
+def check_stream(tokenizer: Any, ids: Sequence[int], rest: Sequence[int]) -> None:
+    """Check that a stream sends endless tokens as the whole text has them, in linear time."""
+    text, prompt = CountingText(tokenizer), tokenizer.encode("Question:")
+    whole, expected = text.of(prompt, [*ids, *rest]), len(text.of(prompt, ids))
+    text.num_decoded = 0
+    growing = StreamedText(text, ["\n"], list(prompt), len(prompt))
+    sent = ""
+    for at, token in enumerate([*ids, *rest]):
+        sent += growing.add([token])
+        assert whole.startswith(sent + growing.pending)
+        if at == len(ids) - 1:
+            assert len(sent) >= expected - 150
+    assert text.num_decoded < 200 * len(ids)
+    assert sent + growing.end(whole) == whole
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "invalid", [b"\x80", b"\xe4\xbd", b"\xf0\x9f\x98", b"\xff\xe6\x97\xa5", b"", b"\xe4"]
 )
@@ -67,19 +87,21 @@ def test_endless_invalid_bytes_are_sent_as_the_whole_text_has_them(
     drawn = invalid * 400 or draw.randbytes(1500).translate(None, bytes(range(128)))
     ends = tokenizer.encode(" and \u65e5\u672c, \n", add_special_tokens=False)
     middle = [tokens_of[bytes([byte])] for byte in "\u65e5\u672c".encode()]
-    prompt = tokenizer.encode("Question:")
     ids = [tokens_of[bytes([byte])] for byte in b"\x80" + drawn]
     for rest in (ends, [*middle, *ends], []):
-        text = CountingText(tokenizer)
-        whole = text.of(prompt, [*ids, *rest])
-        text.num_decoded = 0
-        growing = StreamedText(text, ["\n"], list(prompt), len(prompt))
-        sent = ""
-        for at, token in enumerate([*ids, *rest]):
-            sent += growing.add([token])
-            assert whole.startswith(sent + growing.pending)
-            if at == len(ids) - 1:
-                expected = len(text.of(prompt, ids))
-                assert len(sent) >= expected - 150
-        assert text.num_decoded < 200 * len(ids)
-        assert sent + growing.end(whole) == whole
+        check_stream(tokenizer, ids, rest)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_after_an_incomplete_character_are_decoded_a_few_times(name: str) -> None:
+    """Tokens that the decoder skips, bytes of ASCII characters, and tokens of several bytes."""
+    tokenizer = trained(name)
+    bytes_of = token_bytes(tokenizer) or {}
+    incomplete, ascii_byte = (
+        next(token for token, data in bytes_of.items() if data == byte) for byte in (b"\xe4", b"A")
+    )
+    ascii_byte = tokenizer.get_vocab().get("<0x41>", ascii_byte)
+    partial = [token for token, data in bytes_of.items() if len(data) > 1 and data[-1] > 127]
+    ends = tokenizer.encode(" and \u65e5\u672c, \n", add_special_tokens=False)
+    for token in (tokenizer.eos_token_id, len(tokenizer) + 5, ascii_byte, *partial):
+        check_stream(tokenizer, [incomplete, *[token] * 600], ends)

@@ -77,10 +77,10 @@ def _list_blocks(
     skipped = b - tl.sum(tl.where(is_mine, (until_E - size_E)[None, :], 0), 1)
     first = tl.sum(tl.where(is_mine, (end_E - count_E)[None, :], 0), 1) + skipped * ROWS
     end = tl.sum(tl.where(is_mine, end_E[None, :], 0), 1)
-    live = b < max_blocks
-    tl.store(blocks + b, tl.where(expert < E, expert, -1), mask=live)
-    tl.store(blocks + max_blocks + b, first, mask=live)
-    tl.store(blocks + 2 * max_blocks + b, tl.minimum(first + ROWS, end), mask=live)
+    mask = b < max_blocks
+    tl.store(blocks + b, tl.where(expert < E, expert, -1), mask=mask)
+    tl.store(blocks + max_blocks + b, first, mask=mask)
+    tl.store(blocks + 2 * max_blocks + b, tl.minimum(first + ROWS, end), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -183,11 +183,11 @@ def _grouped_product(
     expert = tl.load(blocks + block).to(tl.int64)
     if expert >= 0:
         m = tl.load(blocks + max_blocks + block) + tl.arange(0, ROWS)
-        live_M = m < tl.load(blocks + 2 * max_blocks + block)
-        pair = tl.load(order + m, mask=live_M, other=0).to(tl.int64)
+        mask_M = m < tl.load(blocks + 2 * max_blocks + block)
+        pair = tl.load(order + m, mask=mask_M, other=0).to(tl.int64)
         row = pair // EACH
         n = (tl.program_id(0) % parts) * BLOCK_N + tl.arange(0, BLOCK_N)
-        live_N = n < N
+        mask_N = n < N
         k = tl.arange(0, BLOCK_K)
         row_at = rows + row[None, :] * K + k[:, None]
         total = tl.zeros([BLOCK_N, ROWS], tl.float32)
@@ -195,19 +195,19 @@ def _grouped_product(
         for start in range(0, K, BLOCK_K):
             in_bounds = k < K - start
             w = tl.load(
-                weight_at + start * STRIDE_K, mask=live_N[:, None] & in_bounds[None, :], other=0.0
+                weight_at + start * STRIDE_K, mask=mask_N[:, None] & in_bounds[None, :], other=0.0
             )
-            x = tl.load(row_at + start, mask=live_M[None, :] & in_bounds[:, None], other=0.0)
+            x = tl.load(row_at + start, mask=mask_M[None, :] & in_bounds[:, None], other=0.0)
             total = tl.dot(w, x, total, input_precision=PRECISION)
         if HAS_SCALES:
-            total *= tl.load(row_scales + row, mask=live_M, other=0.0)[None, :]
-            total *= tl.load(weight_scales + expert * N + n, mask=live_N, other=0.0)[:, None]
+            total *= tl.load(row_scales + row, mask=mask_M, other=0.0)[None, :]
+            total *= tl.load(weight_scales + expert * N + n, mask=mask_N, other=0.0)[:, None]
         if HAS_BIAS:
-            total += tl.load(bias + expert * N + n, mask=live_N, other=0.0).to(tl.float32)[:, None]
+            total += tl.load(bias + expert * N + n, mask=mask_N, other=0.0).to(tl.float32)[:, None]
         tl.store(
             out + pair[None, :] * N + n[:, None],
             total.to(out.dtype.element_ty),
-            mask=live_M[None, :] & live_N[:, None],
+            mask=mask_M[None, :] & mask_N[:, None],
         )
 
 
@@ -300,8 +300,8 @@ def _weighted_sum(
         pair = token * X + x
         # Outputs of pairs without an expert here were never written.
         written = tl.where(tl.load(chosen + pair) < E, D, 0)
-        made = tl.load(pairs + pair * D + d, mask=d < written, other=0.0).to(tl.float32)
-        total += made * tl.load(weights + pair).to(tl.float32)
+        values = tl.load(pairs + pair * D + d, mask=d < written, other=0.0).to(tl.float32)
+        total += values * tl.load(weights + pair).to(tl.float32)
     tl.store(out + token * D + d, total.to(out.dtype.element_ty), mask=d < D)
 
 

@@ -64,15 +64,15 @@ def _expand(
     """
     output = tl.program_id(0).to(tl.int64)
     word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    live = word < K // 4
-    w = tl.load(weights + output * (K // 4) + word, mask=live, other=0)
-    s = tl.load(scales + output * (K // GROUP) + word // (GROUP // 4), mask=live, other=0)
+    mask = word < K // 4
+    w = tl.load(weights + output * (K // 4) + word, mask=mask, other=0)
+    s = tl.load(scales + output * (K // GROUP) + word // (GROUP // 4), mask=mask, other=0)
     w0, w1, w2, w3 = dequantize_words(w, decode_scales(s, IS_E4M3), IS_E4M3)
     at = out + output * K + word
-    tl.store(at, _unscale(w0, IS_E4M3), mask=live)
-    tl.store(at + K // 4, _unscale(w1, IS_E4M3), mask=live)
-    tl.store(at + K // 2, _unscale(w2, IS_E4M3), mask=live)
-    tl.store(at + 3 * (K // 4), _unscale(w3, IS_E4M3), mask=live)
+    tl.store(at, _unscale(w0, IS_E4M3), mask=mask)
+    tl.store(at + K // 4, _unscale(w1, IS_E4M3), mask=mask)
+    tl.store(at + K // 2, _unscale(w2, IS_E4M3), mask=mask)
+    tl.store(at + 3 * (K // 4), _unscale(w3, IS_E4M3), mask=mask)
 
 
 @triton.jit

@@ -103,16 +103,16 @@ def _fp4_product(
     if expert >= 0:
         if ONE:
             m = block * ROWS + tl.arange(0, ROWS)
-            live_M = m < num_rows
-            pair = tl.where(live_M, m, 0).to(tl.int64)
+            mask_M = m < num_rows
+            pair = tl.where(mask_M, m, 0).to(tl.int64)
         else:
             m = tl.load(blocks + max_blocks + block) + tl.arange(0, ROWS)
-            live_M = m < tl.load(blocks + 2 * max_blocks + block)
-            pair = tl.load(order + m, mask=live_M, other=0).to(tl.int64)
+            mask_M = m < tl.load(blocks + 2 * max_blocks + block)
+            pair = tl.load(order + m, mask=mask_M, other=0).to(tl.int64)
         n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-        live_N = n < N
+        mask_N = n < N
         word, group = tl.arange(0, W), tl.arange(0, GROUPS)
-        output = (expert * N + tl.where(live_N, n, 0))[:, None]
+        output = (expert * N + tl.where(mask_N, n, 0))[:, None]
         weight_at = weights + output * (K // 4) + word[None, :]
         scale_at = scales + output * (K // GROUP) + group[None, :]
         row_at = rows + (pair // EACH)[None, :] * K + word[:, None]
@@ -121,12 +121,12 @@ def _fp4_product(
         for part in range(begin, begin + (1 if APART else PARTS)):
             first = part * SHARE
             end = tl.minimum(K // 4, first + SHARE)
-            some = tl.zeros([BLOCK_N, ROWS], tl.float32)
+            part_total = tl.zeros([BLOCK_N, ROWS], tl.float32)
             for start in range(first, end, W):
                 in_bounds = word < end - start
                 w = tl.load(weight_at + start, mask=in_bounds[None, :], other=0)
-                there_G = group < (end - start) // (GROUP // 4)
-                s = tl.load(scale_at + start // (GROUP // 4), mask=there_G[None, :], other=0)
+                mask_G = group < (end - start) // (GROUP // 4)
+                s = tl.load(scale_at + start // (GROUP // 4), mask=mask_G[None, :], other=0)
                 x0 = tl.load(row_at + start, mask=in_bounds[:, None], other=0.0)
                 x1 = tl.load(row_at + K // 4 + start, mask=in_bounds[:, None], other=0.0)
                 x2 = tl.load(row_at + K // 2 + start, mask=in_bounds[:, None], other=0.0)
@@ -136,24 +136,24 @@ def _fp4_product(
                     tl.broadcast_to(factor, [BLOCK_N, GROUPS, GROUP // 4]), [BLOCK_N, W]
                 )
                 w0, w1, w2, w3 = dequantize_words(w, factor, IS_E4M3)
-                some = _add_product(w0, x0, some)
-                some = _add_product(w1, x1, some)
-                some = _add_product(w2, x2, some)
-                some = _add_product(w3, x3, some)
-            total = some if PARTS == 1 or APART else total + some
+                part_total = _add_product(w0, x0, part_total)
+                part_total = _add_product(w1, x1, part_total)
+                part_total = _add_product(w2, x2, part_total)
+                part_total = _add_product(w3, x3, part_total)
+            total = part_total if PARTS == 1 or APART else total + part_total
         at = pair[None, :] * N + n[:, None]
-        live = live_M[None, :] & live_N[:, None]
+        mask = mask_M[None, :] & mask_N[:, None]
         if IS_E4M3:
             total *= 128.0  # 2^126 / 2^119
         if APART:
-            tl.store(out + tl.program_id(1).to(tl.int64) * num_rows * N + at, total, mask=live)
+            tl.store(out + tl.program_id(1).to(tl.int64) * num_rows * N + at, total, mask=mask)
         else:
             if IS_E4M3:
-                total *= tl.load(factors + expert * N + n, mask=live_N, other=0.0)[:, None]
+                total *= tl.load(factors + expert * N + n, mask=mask_N, other=0.0)[:, None]
             if HAS_BIAS:
-                added = tl.load(bias + expert * N + n, mask=live_N, other=0.0)
+                added = tl.load(bias + expert * N + n, mask=mask_N, other=0.0)
                 total += added.to(tl.float32)[:, None]
-            tl.store(out + at, total.to(out.dtype.element_ty), mask=live)
+            tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -182,14 +182,14 @@ def _add_parts(
         BLOCK: Outputs per program.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = at < count
+    mask = at < count
     total = tl.zeros([BLOCK], tl.float32)
     for part in tl.static_range(PARTS):
-        total += tl.load(sums + part * count + at, mask=live, other=0.0)
-    total *= tl.load(factors + at % N, mask=live, other=0.0)
+        total += tl.load(sums + part * count + at, mask=mask, other=0.0)
+    total *= tl.load(factors + at % N, mask=mask, other=0.0)
     if HAS_BIAS:
-        total += tl.load(bias + at % N, mask=live, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=live)
+        total += tl.load(bias + at % N, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
 class Tiles(NamedTuple):

@@ -50,21 +50,21 @@ def _fixed_linear(
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    live_M, live_N = m < num_rows, n < N
+    mask_M, mask_N = m < num_rows, n < N
     row_at = rows + m.to(tl.int64)[None, :] * K + k[:, None]
     weight_at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in range(0, K, BLOCK_K):
         in_bounds = k < K - start
-        w = tl.load(weight_at + start, mask=live_N[:, None] & in_bounds[None, :], other=0.0)
-        x = tl.load(row_at + start, mask=live_M[None, :] & in_bounds[:, None], other=0.0)
+        w = tl.load(weight_at + start, mask=mask_N[:, None] & in_bounds[None, :], other=0.0)
+        x = tl.load(row_at + start, mask=mask_M[None, :] & in_bounds[:, None], other=0.0)
         total = tl.dot(w, x, total, input_precision=PRECISION)
     if HAS_BIAS:
-        total += tl.load(bias + n, mask=live_N, other=0.0).to(tl.float32)[:, None]
+        total += tl.load(bias + n, mask=mask_N, other=0.0).to(tl.float32)[:, None]
     tl.store(
         out + m.to(tl.int64)[None, :] * N + n[:, None],
         total.to(out.dtype.element_ty),
-        mask=live_M[None, :] & live_N[:, None],
+        mask=mask_M[None, :] & mask_N[:, None],
     )
 
 
@@ -121,14 +121,14 @@ def _silu_quantize(
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    live = at < F
-    gate = tl.load(gate_up + row * 2 * F + at, mask=live, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * F + F + at, mask=live, other=0.0).to(tl.float32)
+    mask = at < F
+    gate = tl.load(gate_up + row * 2 * F + at, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * F + F + at, mask=mask, other=0.0).to(tl.float32)
     product = gate / (1 + tl.exp(-gate)) * up
     largest = tl.maximum(tl.max(tl.abs(product), 0), min_amax)
     # Divide once per row, because the kernel is bound by arithmetic, not by memory.
     within = tl.minimum(tl.maximum(product * (fp8_max / largest), -fp8_max), fp8_max)
-    tl.store(rounded + row * F + at, within.to(rounded.dtype.element_ty), mask=live)
+    tl.store(rounded + row * F + at, within.to(rounded.dtype.element_ty), mask=mask)
     tl.store(scales + row, largest / fp8_max)
 
 

@@ -169,9 +169,11 @@ def join(
 
     Raises:
         InputError: this process already belongs to other ranks.
-        WorkerError: a rank has died.
+        WorkerError: a rank has died, or rank 0 cannot join the others.
     """
     check_free()
+    # torch names groups by a count of all attempts, and all ranks need the same name.
+    dist.distributed_c10d._world.group_count = 0
     options: dict[str, Any] = {}
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -218,15 +220,18 @@ def _run_while_working(begin: Callable[[], None], leader: RankLeader) -> None:
     its own thread, which is then abandoned.
 
     Raises:
-        WorkerError: a rank has died.
+        WorkerError: a rank has died, or this rank cannot join the others.
     """
     done = run_in_daemon("treegen-join", begin)
     while not wait([done], _POLL_SECONDS).done:
         if leader.failed and not wait([done], _JOIN_SECONDS).done:
-            # torch counts groups, and the ranks of the next one must have the same count.
-            dist.distributed_c10d._world.group_count = 0
             leader.check()
-    done.result()
+    try:
+        done.result()
+    except RuntimeError as error:  # such as the end of gloo's time limit
+        leader.fail(f"rank 0 cannot join the other ranks: {error}")
+        leader.check()
+        raise
 
 
 def abort(leader: RankLeader) -> None:

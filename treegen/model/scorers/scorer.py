@@ -67,8 +67,8 @@ class Scorer:
             pass  # raise outside this block, which keeps the tensors of the pass
         raise CapacityError(
             f"{device} has no memory left to score {len(rows):,} texts of up to {longest:,} tokens "
-            f"at once; lower {arg('batch_size=')} of the verifier, or give the LLM a smaller cache "
-            f"({arg('memory=')})"
+            f"at once; lower {arg('batch_size=')} of the reward model, or give the LLM a smaller "
+            f"cache ({arg('memory=')})"
         )
 
     def check_length(self, rows: Sequence[Sequence[int]]) -> None:

@@ -26,6 +26,8 @@ REDUCE: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "mean": lambda values: float(np.mean(values)),
 }
 """Functions that reduce the values of steps to one number."""
+BATCH_SIZE: Final = 16
+"""Texts that a model computes at once by default."""
 
 
 class Reader(Protocol):
@@ -34,7 +36,10 @@ class Reader(Protocol):
     def score_prefixes(
         self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Return, for each text of token ids, the probabilities of "right" after `ends`."""
+        """Return, for each text of token ids, the probabilities of "right" after its `ends`.
+
+        The ends of each text ascend.
+        """
         ...
 
 
@@ -64,7 +69,7 @@ class Verifier:
     turns: bool = False
     """Whether each step is a user turn in the chat, the first together with the question, and the
     mark is the model's turn. The model is then read before the mark."""
-    batch_size: int = 16
+    batch_size: int = BATCH_SIZE
     """Texts to compute at once if there is no reader."""
 
     def __post_init__(self) -> None:

@@ -43,11 +43,13 @@ class SharedWeights:
         """
         ranks, leader = _ranks_of(self.model)
         leader.call_followers("update", self.path)
-        write_shard(self.model, self.path)
         try:
+            write_shard(self.model, self.path)
             ranks.all_reduce_min(1)  # wait, because the checkpoint may be removed or changed now
-        except RuntimeError:
-            leader.check()
+        except BaseException as error:
+            leader.fail(f"rank 0 failed in an update: {type(error).__name__}: {error}")
+            if isinstance(error, Exception):
+                leader.check()
             raise
 
 
@@ -72,22 +74,22 @@ def stage_update(
         CapacityError: the new weights in FP8 do not fit next to the old ones.
         WorkerError: a rank has failed.
     """
-    if model.ranks is None:
-        try:
+    try:
+        if model.ranks is None:
             return stage_weights(model, weights, check_finite=check_finite)
-        except torch.OutOfMemoryError:
-            pass  # raise outside this block, which keeps the new weights
-        raise CapacityError(
-            f"{model.device} has no memory left to check the new weights next to the old ones; "
-            f"pass the weights on the CPU, or set a smaller cache ({arg('memory=')})"
-        )
-    _, leader = _ranks_of(model)
-    leader.check()
-    saved = leader.folder / "weights"
-    shutil.rmtree(saved, ignore_errors=True)
-    digest = save_whole(model, weights, saved, check_finite=check_finite)
-    path = Path(weights) if isinstance(weights, str | os.PathLike) else saved
-    return SharedWeights(model, path, digest)
+        _, leader = _ranks_of(model)
+        leader.check()
+        saved = leader.folder / "weights"
+        shutil.rmtree(saved, ignore_errors=True)
+        digest = save_whole(model, weights, saved, check_finite=check_finite)
+        path = Path(weights) if isinstance(weights, str | os.PathLike) else saved
+        return SharedWeights(model, path, digest)
+    except torch.OutOfMemoryError:
+        pass  # raise outside this block, which keeps the new weights
+    raise CapacityError(
+        f"{model.device} has no memory left to check the new weights next to the old ones; "
+        f"pass the weights on the CPU, or set a smaller cache ({arg('memory=')})"
+    )
 
 
 def _ranks_of(model: Model) -> tuple[Ranks, RankLeader]:

@@ -235,9 +235,9 @@ def _gate(a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECT
 @triton.jit
 def _base_of(base, row, num_rows):
     """Return the slot of a row's base state, or 0, and whether an adjacent row has the same."""
-    live = row < num_rows
-    slot = tl.load(base + row, mask=live, other=0)
-    before = tl.load(base + row - 1, mask=live & (row > 0), other=-1)
+    mask = row < num_rows
+    slot = tl.load(base + row, mask=mask, other=0)
+    before = tl.load(base + row - 1, mask=mask & (row > 0), other=-1)
     after = tl.load(base + row + 1, mask=row + 1 < num_rows, other=-1)
     return slot, (slot == before) | (slot == after)
 
@@ -296,11 +296,11 @@ def read_bases(
     is_key = index // BLOCK_T == 1
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     k = tl.arange(0, BLOCK_K)
-    live = row < num_rows
+    mask = row < num_rows
     source = row.to(tl.int64) * (2 * G * K + H * V) + tl.where(is_key, K_AT, Q_AT)
     source += (head // (H // G)) * K
     x = tl.load(
-        (mixed + source)[:, None] + k[None, :], mask=live[:, None] & (k < K)[None, :], other=0.0
+        (mixed + source)[:, None] + k[None, :], mask=mask[:, None] & (k < K)[None, :], other=0.0
     ).to(tl.float32)
     if CORRECTS:
         length = tl.sqrt(tl.sum(x * x, 1) + 1e-6)
@@ -320,7 +320,7 @@ def read_bases(
         slot = tl.max(slots, 0)
     plane = tl.where(is_key, 0, 1).to(tl.int64) * num_rows
     target = ((plane + row) * H + head) * V
-    tl.store((out + target)[:, None] + v[None, :], total, mask=live[:, None] & (v < V)[None, :])
+    tl.store((out + target)[:, None] + v[None, :], total, mask=mask[:, None] & (v < V)[None, :])
 
 
 @triton.jit
@@ -365,24 +365,24 @@ def _updates(
         SIZE: Bytes of a number of keys and values.
     """
     per_group: tl.constexpr = H // G
-    live = n < num
+    mask = n < num
     block_N = (page_N * G + tl.min(head_H, 0) // per_group) * PAGE
     at_N = n % N
     sums_NH = tl.load(
         (gates + block_N // 4 + at_N * per_group)[:, None] + (head_H % per_group)[None, :],
-        mask=live[:, None],
+        mask=mask[:, None],
         other=0.0,
     )
     k_NK = tl.load(
         (numbers + (block_N + KEYS) // SIZE + at_N * K)[:, None] + k[None, :],
-        mask=live[:, None] & (k < K)[None, :],
+        mask=mask[:, None] & (k < K)[None, :],
         other=0.0,
     )
     u_NHV = tl.load(
         (numbers + (block_N + VALUES) // SIZE + at_N * (per_group * V))[:, None, None]
         + ((head_H % per_group) * V)[None, :, None]
         + v[None, None, :],
-        mask=live[:, None, None] & (v < V)[None, None, :],
+        mask=mask[:, None, None] & (v < V)[None, None, :],
         other=0.0,
     )
     return k_NK, u_NHV, sums_NH

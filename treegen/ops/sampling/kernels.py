@@ -228,12 +228,12 @@ def _pick(
     # The caller rejects NaN logits, but the token must be in the vocabulary even then.
     token = (FIRST + tl.minimum(block * BLOCK + index, V - 1)).to(tl.int64)
     if HAS_FORCED:
-        given = tl.load(forced + row)
-        mine = tl.minimum(tl.maximum(given - FIRST, 0), V - 1)
+        forced_token = tl.load(forced + row)
+        mine = tl.minimum(tl.maximum(forced_token - FIRST, 0), V - 1)
         in_bounds = tl.load(logits + row * row_stride + mine).to(tl.float32)
-        chosen = tl.where(given >= 0, in_bounds, chosen)
-        token = tl.where(given >= 0, given, token)
-        is_mine = tl.where(given >= 0, given == FIRST + mine, is_mine)
+        chosen = tl.where(forced_token >= 0, in_bounds, chosen)
+        token = tl.where(forced_token >= 0, forced_token, token)
+        is_mine = tl.where(forced_token >= 0, forced_token == FIRST + mine, is_mine)
     tl.store(tokens + 2 * draw, tl.where(is_mine, token, 0))
     tl.store(logprobs + 4 * draw, tl.where(is_mine, chosen - lse, 0.0))
     tl.store(lses + 4 * draw, tl.where(is_mine, lse, 0.0))

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from treegen.common.outputs import Usage
 from treegen.common.params import SamplingParams
@@ -103,17 +104,14 @@ class PrefixScorer:
 
         Args:
             rows: Token ids of each text.
-            ends: For each text, the indices of these tokens.
+            ends: For each text, the indices of these tokens, in ascending order.
 
         Raises:
             CapacityError: A text does not fit the cache.
             NumericsError: The model's outputs are not finite.
         """
         texts = [np.array(row, dtype=np.int32) for row in rows]
-        keys = [
-            [blake2b(text[: end + 1].tobytes(), digest_size=16).digest() for end in text_ends]
-            for text, text_ends in zip(texts, ends, strict=True)
-        ]
+        keys = [_hash_prefixes(*pair) for pair in zip(texts, ends, strict=True)]
         prefixes = {
             key: text[: end + 1]
             for text, text_ends, names in zip(texts, ends, keys, strict=True)
@@ -155,3 +153,14 @@ class PrefixScorer:
                 logprobs = dict(completion.top_logprobs[0])
                 values[keys[int(completion.prompt_id)]] = math.exp(logprobs[RIGHT])
         return values
+
+
+def _hash_prefixes(text: NDArray[np.int32], ends: Sequence[int]) -> list[bytes]:
+    """Return a hash of each prefix of a text; the last tokens are at `ends`, in ascending order."""
+    digest, start, hashes = blake2b(digest_size=16), 0, []
+    for end in ends:
+        assert end + 1 >= start, "the ends must ascend"
+        digest.update(text[start : end + 1].tobytes())
+        hashes.append(digest.digest())
+        start = end + 1
+    return hashes

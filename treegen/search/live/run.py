@@ -333,9 +333,11 @@ class StreamedText:
     stops: Sequence[str]
     """The stop strings."""
     tokens: list[int]
-    """The last tokens of the prompt and all tokens of the sample."""
+    """The last tokens of the prompt, and the tokens of the sample that show text."""
     num_decoded: int
     """How many of them are decoded."""
+    num_added: int = 0
+    """How many tokens of the sample were added."""
     sent: str = ""
     """Text that was returned."""
     pending: str = ""
@@ -347,7 +349,8 @@ class StreamedText:
 
     def add(self, tokens: Sequence[int]) -> str:
         """Return the text to send after further tokens."""
-        self.tokens += tokens
+        self.num_added += len(tokens)
+        self.tokens += self.text.keep_visible(tokens)
         new = self._decode_new()
         if not new.endswith(PARTIAL):
             self.pending += new[self._num_shown :]
@@ -366,21 +369,20 @@ class StreamedText:
         """Add all but the last characters to `pending`; return whether this was possible.
 
         Some decoders show a row of bytes as invalid if any of them is. So one of the invalid bytes
-        stays, several times, in place of the tokens that will not be decoded again.
+        stays, several times, in place of the tokens that will not be decoded again. If there is no
+        such token, each has several bytes, and the decoder shows every whole character.
 
         Args:
             new: Text of the tokens that are not decoded; it ends with invalid bytes.
         """
         before = self.num_decoded, self._prefix
-        recent = self.tokens[-_KEPT_UNDECODED:]
-        invalid = next((id for id in recent if self.text.of([], [id]) == PARTIAL), None)
-        if invalid is None:
-            return False
+        undecoded = [*self._prefix[:1], *self.tokens[self.num_decoded :]]
+        invalid = next((id for id in undecoded if self.text.of([], [id]) == PARTIAL), None)
         self.num_decoded = len(self.tokens) - _KEPT_UNDECODED
-        self._prefix = [invalid] * _INVALID_TOKENS
+        self._prefix = [] if invalid is None else [invalid] * _INVALID_TOKENS
         shorter, settled = self._decode_new(), len(new) - MAX_CHARACTER_TOKENS + 1
         # The tokens that are kept must have the characters that are compared.
-        has_compared = len(shorter) >= _INVALID_TOKENS + _COMPARED_CHARACTERS
+        has_compared = len(shorter) >= len(self._prefix) + _COMPARED_CHARACTERS
         if not has_compared or not shorter.endswith(new[-_COMPARED_CHARACTERS:]):
             self.num_decoded, self._prefix = before
             return False
@@ -450,8 +452,7 @@ class StreamedTexts:
             return
         if isinstance(item, Completion):
             growing = self._of(prompt_index, item.sample_index)
-            num_sent = len(growing.tokens) - len(self._prompts[prompt_index][-TAIL:])
-            unsent, text, parts = slice(num_sent, None), growing.end(item.text), ()
+            unsent, text, parts = slice(growing.num_added, None), growing.end(item.text), ()
             if replying := self._reply_of(prompt_index, item.sample_index):
                 growing, reply = replying
                 parts = tuple(reply.end(growing.end(reply.decode_completion(item)), item))

@@ -49,7 +49,7 @@ def _write(
     sum_MV,
     row,
     head,
-    live,
+    mask,
     sinks,
     out,
     lses,
@@ -60,12 +60,12 @@ def _write(
 ):
     """Write out [T, H, V] and natural lses [T, H], after adding sinks [H] to the softmax."""
     if HAS_SINKS:
-        sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
+        sink = tl.load(sinks + head, mask=mask, other=float("-inf")).to(tl.float32) * LOG2E
         new_top = tl.maximum(top, tl.ceil(sink))
         alpha = tl.exp2(top - new_top)
         total, sum_MV, top = total * alpha, sum_MV * alpha[:, None], new_top
         total += tl.exp2(sink - new_top)
-    store_rows(top, total, sum_MV, row, head, live, out, lses, H, V, BLOCK_V)
+    store_rows(top, total, sum_MV, row, head, mask, out, lses, H, V, BLOCK_V)
 
 
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=LISTS[:3])
@@ -164,13 +164,13 @@ def fold_units(
     if start >= stop:
         return
 
-    row, q_at, live, q_MD = rows_of(
+    row, q_at, mask, q_MD = rows_of(
         q, start, stop, head, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M
     )
     e = tl.arange(0, BLOCK_V)
     first = low // BLOCK_N * BLOCK_N
     newest, oldest, first, high = reach_of(
-        unit, positions, row, live, first, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
+        unit, positions, row, mask, first, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
     )
     page = tl.load(table + first // PAGE, mask=first < high, other=0)
 
@@ -180,12 +180,12 @@ def fold_units(
     total = tl.zeros([BLOCK_M, _ONES], tl.float32)
     sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     if not FIRST:
-        before = tl.load(stats + size + at, mask=live, other=0.0)
-        some = before > 0
-        top = tl.where(some, tl.load(stats + at, mask=live & some, other=0.0), top)
+        before = tl.load(stats + size + at, mask=mask, other=0.0)
+        valid = before > 0
+        top = tl.where(valid, tl.load(stats + at, mask=mask & valid, other=0.0), top)
         total += before[:, None]
         sum_MV = tl.load(
-            sums + at[:, None] * V + e[None, :], mask=some[:, None] & (e < V)[None, :], other=0.0
+            sums + at[:, None] * V + e[None, :], mask=valid[:, None] & (e < V)[None, :], other=0.0
         )
     ones = tl.full([BLOCK_N, _ONES], 1.0, q_MD.dtype)
     for begin in range(first, high, BLOCK_N):
@@ -216,11 +216,11 @@ def fold_units(
 
     total_M = tl.max(total, 1)
     if LAST:
-        _write(top, total_M, sum_MV, row, q_at, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
+        _write(top, total_M, sum_MV, row, q_at, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
     else:
-        tl.store(sums + at[:, None] * V + e[None, :], sum_MV, mask=live[:, None] & (e < V)[None, :])
-        tl.store(stats + at, top, mask=live)
-        tl.store(stats + size + at, total_M, mask=live)
+        tl.store(sums + at[:, None] * V + e[None, :], sum_MV, mask=mask[:, None] & (e < V)[None, :])
+        tl.store(stats + at, top, mask=mask)
+        tl.store(stats + size + at, total_M, mask=mask)
 
 
 @triton.jit(do_not_specialize=_COUNTS[1:])
@@ -257,7 +257,7 @@ def merge_sums(
     """
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = pair // H, pair % H
-    live = row < num_rows
+    mask = row < num_rows
     e = tl.arange(0, BLOCK_V)
     rows_size = num_rows.to(tl.int64) * H
     size = num_parts.to(tl.int64) * rows_size
@@ -266,11 +266,11 @@ def merge_sums(
     sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for p in range(num_parts):
         at = p * rows_size + pair
-        part_total = tl.load(stats + size + at, mask=live, other=0.0)
-        some = part_total > 0
-        part_top = tl.load(stats + at, mask=live & some, other=float("-inf"))
+        part_total = tl.load(stats + size + at, mask=mask, other=0.0)
+        valid = part_total > 0
+        part_top = tl.load(stats + at, mask=mask & valid, other=float("-inf"))
         part_MV = tl.load(
-            sums + at[:, None] * V + e[None, :], mask=some[:, None] & (e < V)[None, :], other=0.0
+            sums + at[:, None] * V + e[None, :], mask=valid[:, None] & (e < V)[None, :], other=0.0
         )
         new_top = tl.maximum(top, part_top)
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -278,4 +278,4 @@ def merge_sums(
         total = total * alpha + part_total * weight
         sum_MV = sum_MV * alpha[:, None] + part_MV * weight[:, None]
         top = new_top
-    _write(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
+    _write(top, total, sum_MV, row, head, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)

@@ -63,14 +63,14 @@ def rows_of(
     m = tl.arange(0, BLOCK_M)
     row = start + m // PER_HEAD
     q_at = head * PER_HEAD + m % PER_HEAD
-    live = row < stop
+    mask = row < stop
     d = tl.arange(0, BLOCK_D)
     q_MD = tl.load(
         q + row[:, None].to(tl.int64) * q_row + q_at[:, None] * q_head + d[None, :],
-        mask=live[:, None] & (d < D)[None, :],
+        mask=mask[:, None] & (d < D)[None, :],
         other=0.0,
     )
-    return row, q_at, live, q_MD
+    return row, q_at, mask, q_MD
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def reach_of(
     unit,
     positions,
     row,
-    live,
+    mask,
     first,
     high,
     window,
@@ -95,7 +95,7 @@ def reach_of(
         unit: Pointer to the unit's numbers.
         positions: Pointer to the positions of query rows [T].
         row: Query row of each folded row [M].
-        live: Which folded rows belong to the unit [M].
+        mask: Which folded rows belong to the unit [M].
         first: First key of the unit.
         high: End of the unit's keys, exclusive.
         window: Number of positions of the window or chunk.
@@ -108,15 +108,15 @@ def reach_of(
     oldest = tl.zeros([BLOCK_M], tl.int32)
     if HAS_POSITIONS:
         origin, causal = tl.load(unit + 6), tl.load(unit + 7)
-        position = tl.load(positions + row, mask=live, other=0).to(tl.int32) - origin
+        position = tl.load(positions + row, mask=mask, other=0).to(tl.int32) - origin
         newest = tl.where(causal != 0, position, newest)
-        high = tl.minimum(high, tl.max(tl.where(live, newest, -1)) + 1)
+        high = tl.minimum(high, tl.max(tl.where(mask, newest, -1)) + 1)
         if HAS_WINDOW:
             if HAS_WINDOW == 2:
                 oldest = position - (position + origin) % window
             else:
                 oldest = position - window + 1
-            nearest = tl.min(tl.where(live, oldest, high)) // BLOCK_N * BLOCK_N
+            nearest = tl.min(tl.where(mask, oldest, high)) // BLOCK_N * BLOCK_N
             first = tl.maximum(first, nearest)
     return newest, oldest, first, high
 
@@ -195,7 +195,7 @@ def store_rows(
     sum_MV,
     row,
     head,
-    live,
+    mask,
     out,
     lses,
     H: tl.constexpr,
@@ -210,7 +210,7 @@ def store_rows(
         sum_MV: Weighted sum of values [M, V].
         row: Query row of each folded row [M].
         head: Query head of each folded row [M].
-        live: Which folded rows to write [M].
+        mask: Which folded rows to write [M].
         out: Pointer to the results [T, H, V].
         lses: Pointer to the LSEs [T, H].
         H: Query heads.
@@ -219,12 +219,12 @@ def store_rows(
     """
     e = tl.arange(0, BLOCK_V)
     at = row.to(tl.int64) * H + head
-    some = total > 0
-    divisor = tl.where(some, total, 1.0)
+    valid = total > 0
+    divisor = tl.where(valid, total, 1.0)
     tl.store(
         out + at[:, None] * V + e[None, :],
         (sum_MV / divisor[:, None]).to(out.dtype.element_ty),
-        mask=live[:, None] & (e < V)[None, :],
+        mask=mask[:, None] & (e < V)[None, :],
     )
-    lse = tl.where(some, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
-    tl.store(lses + at, lse, mask=live)
+    lse = tl.where(valid, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
+    tl.store(lses + at, lse, mask=mask)

@@ -40,7 +40,7 @@ def _add_part(top, total, sum_MV, lse, part_MV):
 def merge_partials(
     row,
     head,
-    live,
+    mask,
     parts,
     part_lses,
     num_parts,
@@ -61,7 +61,7 @@ def merge_partials(
     Args:
         row: Query row of each folded row [M].
         head: Query head of each folded row [M].
-        live: Which folded rows to load [M].
+        mask: Which folded rows to load [M].
         parts: Pointer to the parts [P, T, H, V], float32.
         part_lses: Pointer to their LSEs [P, T, H], float32.
         num_parts: Number of parts to merge, from the first.
@@ -81,16 +81,16 @@ def merge_partials(
         Maximum in base 2 [M], sum of weights [M], and weighted sum of results [M, V].
     """
     e = tl.arange(0, BLOCK_V)
-    there_MV = live[:, None] & (e < V)[None, :]
+    mask_MV = mask[:, None] & (e < V)[None, :]
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     size = num_rows.to(tl.int64) * H
     at = row.to(tl.int64) * H + head
     for p in tl.range(0, num_parts, num_stages=STAGES):
-        lse = tl.load(part_lses + p * size + at, mask=live, other=float("-inf")) * LOG2E
+        lse = tl.load(part_lses + p * size + at, mask=mask, other=float("-inf")) * LOG2E
         part_MV = tl.load(
-            parts + (p * size + at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
+            parts + (p * size + at)[:, None] * V + e[None, :], mask=mask_MV, other=0.0
         )
         # A part with the LSE -inf may not have been written.
         part_MV = tl.where((lse > float("-inf"))[:, None], part_MV, 0.0).to(tl.float32)
@@ -99,9 +99,9 @@ def merge_partials(
     dense_at = row.to(tl.int64) * H + head % FOLD * (H // FOLD) + head // FOLD
     lse_at = (head // FOLD * dense_rows + row) * FOLD + head % FOLD
     for c in tl.range(0, num_chunks, num_stages=STAGES):
-        lse = tl.load(dense_lses + c * dense_size + lse_at, mask=live, other=float("-inf")) * LOG2E
+        lse = tl.load(dense_lses + c * dense_size + lse_at, mask=mask, other=float("-inf")) * LOG2E
         part_MV = tl.load(
-            dense + (c * dense_size + dense_at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
+            dense + (c * dense_size + dense_at)[:, None] * V + e[None, :], mask=mask_MV, other=0.0
         ).to(tl.float32)
         top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
     return top, total, sum_MV
@@ -114,7 +114,7 @@ def store_merged(
     sum_MV,
     row,
     head,
-    live,
+    mask,
     sinks,
     out,
     lses,
@@ -131,7 +131,7 @@ def store_merged(
         sum_MV: Weighted sum of values [M, V].
         row: Query row of each folded row [M].
         head: Query head of each folded row [M].
-        live: Which folded rows to write [M].
+        mask: Which folded rows to write [M].
         sinks: Pointer to the sinks [H].
         out: Pointer to the results [T, H, V].
         lses: Pointer to the LSEs [T, H].
@@ -141,9 +141,9 @@ def store_merged(
         HAS_SINKS: Whether there are sinks.
     """
     if HAS_SINKS:
-        sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
+        sink = tl.load(sinks + head, mask=mask, other=float("-inf")).to(tl.float32) * LOG2E
         top, total, sum_MV = _add_part(top, total, sum_MV, sink, tl.zeros_like(sum_MV))
-    store_rows(top, total, sum_MV, row, head, live, out, lses, H, V, BLOCK_V)
+    store_rows(top, total, sum_MV, row, head, mask, out, lses, H, V, BLOCK_V)
 
 
 @triton.jit
@@ -154,7 +154,7 @@ def store_part(
     part,
     row,
     head,
-    live,
+    mask,
     parts,
     part_lses,
     num_rows,
@@ -171,7 +171,7 @@ def store_part(
         part: Number of the part.
         row: Query row of each folded row [M].
         head: Query head of each folded row [M].
-        live: Which folded rows to write [M].
+        mask: Which folded rows to write [M].
         parts: Pointer to the parts [P, T, H, V], float32.
         part_lses: Pointer to their LSEs [P, T, H], float32.
         num_rows: T, the number of query rows.
@@ -180,16 +180,16 @@ def store_part(
         BLOCK_V: Width of the block that holds a value.
     """
     e = tl.arange(0, BLOCK_V)
-    some = total > 0
-    divisor = tl.where(some, total, 1.0)
+    valid = total > 0
+    divisor = tl.where(valid, total, 1.0)
     at = (part * num_rows.to(tl.int64) + row) * H + head
     tl.store(
         parts + at[:, None] * V + e[None, :],
         sum_MV / divisor[:, None],
-        mask=live[:, None] & (e < V)[None, :],
+        mask=mask[:, None] & (e < V)[None, :],
     )
-    lse = tl.where(some, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
-    tl.store(part_lses + at, lse, mask=live)
+    lse = tl.where(valid, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
+    tl.store(part_lses + at, lse, mask=mask)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
@@ -300,20 +300,20 @@ def attend_units(
         return
 
     if LATENT:
-        row, q_at, live, q_MD = rows_of(
+        row, q_at, mask, q_MD = rows_of(
             q, start, stop, head, q_row, q_head, PER_HEAD, V, BLOCK_V, BLOCK_M
         )
         _, _, _, q_MP = rows_of(
             q + V, start, stop, head, q_row, q_head, PER_HEAD, D - V, BLOCK_D, BLOCK_M
         )
     else:
-        row, q_at, live, q_MD = rows_of(
+        row, q_at, mask, q_MD = rows_of(
             q, start, stop, head, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M
         )
         if BLOCK_M == 1:
             q_D = tl.sum(q_MD.to(tl.float32), 0)
     newest, oldest, low, high = reach_of(
-        unit, positions, row, live, low, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
+        unit, positions, row, mask, low, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
     )
     if HAS_WINDOW:
         page = tl.load(table + low // PAGE, mask=low < high, other=0)
@@ -324,7 +324,7 @@ def attend_units(
         top, total, sum_MV = merge_partials(
             row,
             q_at,
-            live,
+            mask,
             parts,
             part_lses,
             part,
@@ -386,11 +386,11 @@ def attend_units(
 
     if LAST:
         store_merged(
-            top, total, sum_MV, row, q_at, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS
+            top, total, sum_MV, row, q_at, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS
         )
     else:
         store_part(
-            top, total, sum_MV, part, row, q_at, live, parts, part_lses, num_rows, H, V, BLOCK_V
+            top, total, sum_MV, part, row, q_at, mask, parts, part_lses, num_rows, H, V, BLOCK_V
         )
 
 
@@ -437,11 +437,11 @@ def merge_parts(
     """
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = pair // H, pair % H
-    live = row < num_rows
+    mask = row < num_rows
     top, total, sum_MV = merge_partials(
         row,
         head,
-        live,
+        mask,
         parts,
         part_lses,
         num_parts,
@@ -457,7 +457,7 @@ def merge_parts(
         FOLD,
         4,
     )
-    store_merged(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
+    store_merged(top, total, sum_MV, row, head, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
 
 
 @triton.jit(do_not_specialize_on_alignment=LISTS)

@@ -48,12 +48,12 @@ def merge_two(
         BLOCK_M: Pairs per program.
     """
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    live = pair < num_pairs
+    mask = pair < num_pairs
     row, head = pair // H, pair % H
     e = tl.arange(0, BLOCK_V)
-    in_bounds = live[:, None] & (e < V)[None, :]
-    a_lse = tl.load(a_lses + pair, mask=live, other=float("-inf"))
-    b_lse = tl.load(b_lses + pair, mask=live, other=float("-inf"))
+    in_bounds = mask[:, None] & (e < V)[None, :]
+    a_lse = tl.load(a_lses + pair, mask=mask, other=float("-inf"))
+    b_lse = tl.load(b_lses + pair, mask=mask, other=float("-inf"))
     top = tl.maximum(a_lse, b_lse)
     shift = tl.where(top == float("-inf"), 0.0, top)
     a_part, b_part = tl.exp(a_lse - shift), tl.exp(b_lse - shift)

@@ -123,8 +123,8 @@ def clear_slots(block, rest):
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     slot = gl.arange(0, BLOCK, layout=gl.SliceLayout(1, ROWS))
     for c in gl.static_range(RANK // 64):
-        some = block.slice(c * 64, 64, 1)
-        some.store(gl.where((slot < rest)[:, None], some.load(ROWS), 0.0))
+        chunk = block.slice(c * 64, 64, 1)
+        chunk.store(gl.where((slot < rest)[:, None], chunk.load(ROWS), 0.0))
     fence_async_shared()
 
 
@@ -155,8 +155,8 @@ def write_results(top, total, acc, query, out, lses, at, count):
     number = gl.arange(0, 64, layout=gl.SliceLayout(0, ROWS))
     target = out + (at + row).to(gl.int64)[:, None] * RANK + number[None, :]
     for c in gl.static_range(RANK // 64):
-        some = query.slice(c * 64, 64, 1).load(ROWS)
-        gl.store(target + c * 64, some, mask=(row < count)[:, None])
+        chunk = query.slice(c * 64, 64, 1).load(ROWS)
+        gl.store(target + c * 64, chunk, mask=(row < count)[:, None])
     fence_async_shared()
 
 
