@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from penalized import has_failed, plain, slow_logits
+from penalized import Budgets, bound_text, has_failed, plain, slow_logits
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as AsText
 from tokenizers.models import BPE
@@ -367,21 +367,20 @@ def sample_alone(
     *,
     limit: int,
     before: Sequence[bool] | None = None,
-    num_bound: int = 0,
+    budgets: Budgets = (),
 ) -> tuple[int, ...]:
     """Tokens of one sample, drawn without any cache of keys. Each is drawn once in a process.
 
     Args:
         before: Which tokens of the prompt were drawn too; by default none.
-        num_bound: How many of its last tokens have the sample's grammar.
+        budgets: Of the samples before that have its grammar.
     """
     name_of = (type(model), model.vocab_size, model.eos_bias, params.sampling_key)
     drawn_before = [False] * len(prompt) if before is None else list(before)
-    key = (*name_of, tuple(prompt), name, index, limit, tuple(drawn_before), num_bound)
+    budgets = (*budgets, (len(prompt), params.max_thinking_tokens))
+    key = (*name_of, tuple(prompt), name, index, limit, tuple(drawn_before), budgets)
     if key not in _alone:
-        _alone[key] = _drawn_alone(
-            model, prompt, name, index, params, limit, drawn_before, num_bound
-        )
+        _alone[key] = _drawn_alone(model, prompt, name, index, params, limit, drawn_before, budgets)
     return _alone[key]
 
 
@@ -396,7 +395,7 @@ def _drawn_alone(
     params: SamplingParams,
     limit: int,
     before: list[bool],
-    num_bound: int,
+    budgets: Budgets,
 ) -> tuple[int, ...]:
     stopping = make_stop_conditions(params, model.vocab_size)
     each = ParamSet(params, stopping)
@@ -407,20 +406,30 @@ def _drawn_alone(
     while not tokens or stopping.endings([prompt], [tokens], [limit]) == [None]:
         text = [*prompt, *tokens]
         drawn_before = before + [True] * len(tokens)
-        num, bound = len(tokens), num_bound + len(tokens)
-        forced = forced or _closing(prompt, tokens, params)
-        if tokens and not forced and has_failed(prompt, tokens, params, bound):
+        forced = forced or _closing(prompt, tokens, params, budgets)
+        if tokens and not forced and has_failed(text, params, budgets):
             break
-        logits = slow_logits(model.logits(text), text, drawn_before, each, num, bound)[None]
+        logits = slow_logits(model.logits(text), text, drawn_before, each, len(tokens), budgets)[
+            None
+        ]
         drawn = int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN)
         tokens.append(forced.pop(0) if forced else drawn)
     return tuple(tokens)
 
 
-def _closing(prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams) -> list[int]:
-    """The tokens that a sample is given next because its budget for thinking is used up."""
+def _closing(
+    prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, budgets: Budgets
+) -> list[int]:
+    """The tokens that a sample is given next because its budget for thinking is used up.
+
+    What is within a grammar is no thinking.
+    """
     if params.max_thinking_tokens is None:
         return []
+    if params.structure is not None and (tokens or len(budgets) > 1):
+        bound = bound_text([*prompt, *tokens], params, budgets)
+        if bound is not None:
+            return []
     assert params.reasoning_tags is not None and params.thinking_end is not None
     (begin, end), letters = params.reasoning_tags, LetterTokenizer().decode
     begun = letters(prompt).endswith(begin)

@@ -195,7 +195,7 @@ class MixedRun:
     ) -> None:
         self.rng = rng = np.random.default_rng(seed)
         self.speculates, self.penalized, self.structured = speculates, penalized, structured
-        self.structures: dict[str, Any] = {}  # what sampled nodes had to be
+        self.drawn_with: dict[str, SamplingParams] = {}  # of sampled nodes
         eos_bias = rng.choice([-20.0, -20.0, 0.0, 1.5])
         self.model = HistoryModel(eos_bias=eos_bias, recurrent=recurrent, delta=delta)
         self.all_params = [
@@ -236,8 +236,9 @@ class MixedRun:
         self._check_plan()
         for call in self.calls:
             if call.params is not None and call.started.error is None:
-                structure = call.params.structure
-                self.structures |= {child.key: structure for child in call.started.result}
+                self.drawn_with |= dict.fromkeys(
+                    [child.key for child in call.started.result], call.params
+                )
         for call in self.calls:
             self._check_call(call)
         assert not self.scheduler.run.rows.num_used
@@ -340,27 +341,28 @@ class MixedRun:
         self.calls.append(_Call(node, started, **what))
         self.nodes += [child for child in node.children if child not in self.nodes]
 
-    def _bound(self, node: SearchNode, params: SamplingParams) -> int | None:
-        """How many letters before a node's samples are of their text; None if it cannot be one.
+    def _budgets_before(
+        self, node: SearchNode, params: SamplingParams
+    ) -> list[tuple[int, int | None]] | None:
+        """Of the samples above that have the grammar of a node's samples, as in `bound_text`.
 
-        A sample without any letter begins no text.
+        None if what they drew begins no text of it. A sample without any letter begins no text.
         """
-        letters: list[str] = []
-        first = 0
+        whole = [ord(letter) - 97 for letter in node.path[0].text + node.path_text]
+        budgets: list[tuple[int, int | None]] = []
+        start = len(whole)
         for above in reversed(node.path):
-            is_drawn = bool(above.tokens and above.text)
-            if is_drawn and self.structures.get(above.key) != params.structure:
-                break
-            letters.append(above.text)
-            first = len(letters) if is_drawn else first
-        text = "".join(letters[:first][::-1])
-        if params.structure is None or not text:
-            return len(text)
-        prompt = [ord(letter) - 97 for letter in (node.path[0].text + node.path_text)]
-        cut = len(prompt) - len(text)
-        bound = bound_text(prompt[:cut], prompt[cut:], params, len(text))
+            start -= len(above.text)
+            if above.tokens and above.text:
+                drawn_with = self.drawn_with[above.key]
+                if drawn_with.structure != params.structure:
+                    break
+                budgets.insert(0, (start, drawn_with.max_thinking_tokens))
+        if params.structure is None or not budgets:
+            return []
+        bound = bound_text(whole, params, [*budgets, (len(whole), None)])
         known = language(params.structure)
-        return len(text) if bound is None or any(t.startswith(bound) for t in known) else None
+        return budgets if bound is None or any(t.startswith(bound) for t in known) else None
 
     def _cancel(self) -> None:
         index = int(self.rng.integers(len(self.plan.requests)))
@@ -473,7 +475,8 @@ class MixedRun:
                 if name in got:
                     found = got.pop(name)
                     if found.finish_reason == "error":
-                        assert has_failed(prompt, found.tokens, params, len(found.tokens))
+                        budgets = [(len(prompt), params.max_thinking_tokens)]
+                        assert has_failed([*prompt, *found.tokens], params, budgets)
                     assert found.tokens == sample_alone(
                         self.model, prompt, *name, params, limit=request.max_tokens
                     )
@@ -521,19 +524,19 @@ class MixedRun:
             assert isinstance(error, TreegenError)
             return
         except InputError:
-            assert call.params is not None and self._bound(node, call.params) is None
+            assert call.params is not None and self._budgets_before(node, call.params) is None
             return
         if call.params is None:
             for each, score in zip(call.texts, result, strict=True):
                 self._check_score(score, context, [ord(letter) - 97 for letter in each])
             return
-        bound = self._bound(node, call.params)
-        if bound is None:
+        budgets = self._budgets_before(node, call.params)
+        if budgets is None:
             raise AssertionError("a text was begun that its grammar does not have")
         for child in result:
             if child.finish_reason == "error":
-                num = bound + len(child.tokens)
-                assert has_failed(context, child.tokens, call.params, num)
+                both = [*budgets, (len(context), call.params.max_thinking_tokens)]
+                assert has_failed([*context, *child.tokens], call.params, both)
             assert child.tokens == sample_alone(
                 self.model,
                 context,
@@ -542,5 +545,5 @@ class MixedRun:
                 call.params,
                 limit=min(call.params.max_tokens, 200 - len(context)),
                 before=drawn,
-                num_bound=bound,
+                budgets=budgets,
             )

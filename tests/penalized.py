@@ -61,34 +61,36 @@ def allowed(structure: tuple[str, str], text: str) -> set[int]:
     return found if text not in known else found | {_END}
 
 
-def has_failed(
-    prompt: Sequence[int], text: Sequence[int], params: SamplingParams, num_bound: int
-) -> bool:
+Budgets = Sequence[tuple[int, int | None]]
+"""Where each sample of a text starts, and its budget for thinking. The last one is being drawn."""
+
+
+def has_failed(text: Sequence[int], params: SamplingParams, budgets: Budgets) -> bool:
     """Whether nothing can follow a sample's text in its grammar.
 
     Args:
-        prompt: The tokens before it.
-        text: The tokens of the sample.
+        text: The tokens of the sample and of all that is before it.
         params: Those of the sample.
-        num_bound: How many of the last tokens of both have the grammar.
+        budgets: Of the samples from the first on that has the grammar.
     """
     if params.structure is None:
         return False
-    whole = [*prompt, *text]
-    cut = len(whole) - num_bound
-    bound = bound_text(whole[:cut], whole[cut:], params, num_bound - len(text))
+    bound = bound_text(text, params, budgets)
     return bound is not None and not allowed(params.structure, bound)
 
 
-def bound_text(
-    prompt: Sequence[int], text: Sequence[int], params: SamplingParams, num_before: int = 0
-) -> str | None:
+def bound_text(whole: Sequence[int], params: SamplingParams, budgets: Budgets) -> str | None:
     """What of a text its grammar is about; None as long as it thinks.
 
+    What closes a thinking because its budget is used up is not gone on with by later samples.
+
     Args:
-        num_before: How many tokens of it are of the samples before. What was to close a thinking in
-            these, and was cut, is not gone on with.
+        whole: The text and all that is before it.
+        params: Those of the last sample.
+        budgets: Of the samples from the first on that has the grammar.
     """
+    cut = budgets[0][0]
+    prompt, text = whole[:cut], whole[cut:]
     shown = "".join(_LETTERS[token] for token in text if token != _END)
     if not params.reasoning_tags:
         return shown
@@ -100,14 +102,17 @@ def bound_text(
         return shown
     if end not in shown:
         return None
-    start, budget, closing = shown.index(end) + len(end), params.max_thinking_tokens, ""
+    start = shown.index(end) + len(end)
+    at = max(i for i, (first, _) in enumerate(budgets) if first - cut < start)
+    (first, budget), later = budgets[at], budgets[at + 1 :]
     if budget is not None:
-        due = budget + (not opened)
-        closing = (params.thinking_end or "")[: len(shown) - due]
-        if due < start and shown[due : due + len(closing)] == closing:
-            closed, start = start, due + len(params.thinking_end or "")
-            if closed <= num_before:
-                start = min(start, num_before)
+        stop = later[0][0] if later else len(whole)
+        opened = first > 0 and _LETTERS[whole[first - 1]] == begin
+        due = first + budget + (not opened)
+        closing = (params.thinking_end or "")[: max(stop - due, 0)]
+        is_open = opened or _LETTERS[whole[first]] == begin
+        if is_open and due < cut + start and shown[due - cut :].startswith(closing):
+            start = due - cut + len(closing if later else params.thinking_end or "")
     return None if start > len(shown) else shown[start:]
 
 
@@ -124,7 +129,7 @@ def slow_logits(
     drawn: Sequence[bool],
     each: ParamSet,
     step: int,
-    num_bound: int | None = None,
+    budgets: Budgets = (),
 ) -> Tensor:
     """The logits [V] that a token is drawn from.
 
@@ -132,16 +137,16 @@ def slow_logits(
         text: All tokens before it.
         drawn: Which of them were drawn.
         step: Tokens of the sample so far.
-        num_bound: How many of the last tokens of the text have a grammar; by default the sample's.
+        budgets: Of the samples that have its grammar; by default only the one that it is of.
     """
     params, bias, logits = each.params, each.bias, logits.float().clone()
     if params.structure is not None:
-        cut = len(text) - (step if num_bound is None else num_bound)
-        bound = bound_text(text[:cut], text[cut:], params, len(text) - cut - step)
+        budgets = budgets or [(len(text) - step, params.max_thinking_tokens)]
+        bound = bound_text(text, params, budgets)
         if bound is not None:
             may = allowed(params.structure, bound)
             tags = params.reasoning_tags
-            if tags and cut == len(text) and not _is_closed(text, params):
+            if tags and budgets[0][0] == len(text) and not _is_closed(text, params):
                 may.add(_LETTERS.index(tags[0]))
             logits[[token for token in range(len(logits)) if token not in may]] = -torch.inf
     for token, value, until in zip(bias.token, bias.value, bias.until, strict=True):

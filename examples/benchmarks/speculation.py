@@ -245,7 +245,9 @@ def _run(llm: LLM, tree: Node, samples: _Samples, speculate: str) -> Usage:
     params = SamplingParams(max_tokens=longest, ignore_eos=True)
     with llm.stream(tree, params) as stream:
         scheduler = stream.scheduler
-        scheduler.features.budgets = forced = _RecordedTokens(scheduler.run)
+        scheduler.features.budgets = forced = _RecordedTokens(
+            scheduler.run, scheduler.features.grammars
+        )
         scheduler.queue.features = scheduler.features.of_rows
         forced.samples = samples
         for _ in stream:

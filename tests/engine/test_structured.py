@@ -25,6 +25,7 @@ from treegen.engine.features import grammars as row_grammars
 from treegen.errors import ModelWarning
 from treegen.prompts import grammars
 from treegen.prompts.grammar_termination import has_finite_text, has_finite_value
+from treegen.search import SearchNode
 
 pytest.importorskip("llguidance")
 
@@ -289,6 +290,73 @@ def test_the_grammar_begins_after_the_thinking(
                 else:
                     assert any(choice.startswith(c.answer) for choice in CHOICES)
     assert thought and answered
+
+
+@pytest.mark.parametrize("options", [{}, {"speculate": "ngram"}, {"run_ahead": True}])
+def test_the_grammar_begins_after_a_closing_tag_that_other_tokens_spell(
+    checkpoint: Path, options: dict[str, Any]
+) -> None:
+    llm = load(checkpoint, **options)
+    (tag,) = llm.tokenizer.encode("A", add_special_tokens=False)
+    (longer,) = llm.tokenizer.encode("Answer", add_special_tokens=False)
+    params = SamplingParams(choice=CHOICES, max_tokens=40, seed=4, reasoning_tags=("Q", "A"))
+    for bias in ({longer: 100.0}, {longer: 100.0, tag: -100.0}):
+        for c in llm.generate(["Bob has Q"], replace(params, n=4, logit_bias=bias))[0]:
+            assert c.tokens[0] == longer and c.thinking is not None and c.thinking.num_tokens == 1
+            assert c.finish_reason == "stop" and c.text.removeprefix("Answer") in CHOICES
+
+
+def test_a_budget_counts_from_the_start_of_each_sample_of_a_path(checkpoint: Path) -> None:
+    llm = load(checkpoint)
+    closing = tuple(llm.tokenizer.encode(" A:", add_special_tokens=False))
+    # The samples do not close their reasoning themselves.
+    bias = {id: -100.0 for id in range(tiny_models.VOCAB_SIZE) if "A" in llm.tokenizer.decode([id])}
+    params = SamplingParams(
+        choice=CHOICES, reasoning_tags=("Q", "A"), thinking_end=" A:", logit_bias=bias
+    )
+    texts: list[str] = []
+
+    async def grow(root: SearchNode) -> None:
+        (first,) = await root.sample(1, max_tokens=2)
+        # The answers begin in this sample, or in one below it that has another budget.
+        for num in (40, 3 + len(closing)):
+            (second,) = await first.extend(" Q").sample(1, max_thinking_tokens=3, max_tokens=num)
+            (third,) = await second.sample(1, max_tokens=40)
+            assert second.tokens[3 : 3 + len(closing)] == closing
+            texts.append((second.text + third.text).partition(" A:")[2])
+
+    llm.search(grow, [("one", "Bob has Q")], params)
+    assert len(texts) == 2 and set(texts) <= set(CHOICES)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "regex", "tags"),
+    [
+        ("Bob has 14", "aQ[0-9]{3}", ("Q", "A")),  # opens it at the end of a sample
+        ("so A", "Q[0-9]{3}", ("Q", "A")),  # opens it after reasoning
+        ("Bob has 14", "<think>[0-9]{3}", ("<think>", "</think>")),  # by several tokens
+    ],
+)
+def test_a_budget_does_not_end_the_text_of_a_grammar(
+    prompt: str, regex: str, tags: tuple[str, str], checkpoint: Path
+) -> None:
+    llm = load(checkpoint)
+    texts: list[str] = []
+
+    async def grow(root: SearchNode) -> None:
+        for num in (2, 40):
+            (first,) = await root.sample(1, max_tokens=num)
+            (second,) = await first.sample(1, max_tokens=40)
+            texts.append(first.text + second.text)
+
+    (opening, *_) = llm.tokenizer.encode(tags[0], add_special_tokens=False)
+    params = SamplingParams(
+        regex=regex, reasoning_tags=tags, max_thinking_tokens=0, logit_bias={opening: -100.0}
+    )
+    llm.search(grow, [("one", prompt)], params)
+    assert len(texts) == 2 and all(re.fullmatch(regex, text) for text in texts)
+    (completion,) = llm.generate([prompt], params)[0]
+    assert completion.thinking is None and re.fullmatch(regex, completion.text)
 
 
 MARKS = ("<|start|>", "<|end|>", "<|channel|>", "<|message|>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,6 +110,39 @@ def test_a_sample_may_open_its_thinking_after_space_and_by_any_tokens(name: str)
     for text in ("so", "<thought>", "a <think>"):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tags.due(prompt, ids, 2) is None
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "mistral", "unigram"])
+@pytest.mark.parametrize("close", ["</think>", "A", "the fox", " caf\u00e9", "\u65e5\u672c ", "ox"])
+def test_a_token_that_may_close_the_reasoning_is_known_before(name: str, close: str) -> None:
+    tokenizer = trained(name)
+    if close == "</think>":
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.add_tokens([AddedToken(close, normalized=False)])
+    tags = thinking_of(SamplingParams(reasoning_tags=("<think>", close)), tokenizer)
+    assert tags is not None
+    rng = np.random.default_rng(5)
+    num_closed = num_open = 0
+    for _ in range(300):
+        # A beginning of the tag, its parts and other tokens.
+        parts = [close, close[:1], close[1:], close[2:5], *"</think>", "so", "the"]
+        ids = rng.integers(0, len(tokenizer) + 2, 12).tolist()  # and two that are no tokens
+        for _ in range(int(rng.integers(6))):
+            text = close[: int(rng.integers(len(close)))] + parts[rng.integers(len(parts))]
+            at = int(rng.integers(len(ids)))
+            ids[at:at] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        for num in range(1, len(ids) + 1):
+            is_closed = close in tokenizer.decode(ids[:num], skip_special_tokens=False)
+            num_new = int(rng.integers(1, num + 1))
+            if is_closed:
+                num_closed += 1
+                assert tags.num_open(ids[:num]) < num
+                if close in tokenizer.decode(ids[: num - num_new]):
+                    continue
+                assert tags.may_close(ids[:num][-num_new - tags.num_context :], num_new)
+                break
+            num_open += not tags.may_close(ids[:num], num_new)
+    assert num_closed and num_open
 
 
 def test_tags_are_known_by_the_template_or_by_tokens() -> None:

@@ -110,11 +110,12 @@ def new_run(
     expanded = None
     if resources.expanded is not None:
         expanded = ExpandedKVCache(cache, store, model_runner, resources.expanded)
+    grammars = RowGrammars(run)
     return run, Features(
         states=make_row_states(run.rows, cache.states, recomputes_last=recomputes_last),
-        budgets=ThinkingBudgets(run),
+        budgets=ThinkingBudgets(run, grammars),
         confidence=ConfidenceStops(run),
-        grammars=RowGrammars(run),
+        grammars=grammars,
         images=images,
         expanded=expanded,
     )

@@ -14,6 +14,7 @@ special tokens shown.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,7 @@ import numpy as np
 from treegen.common.outputs import Thinking
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, arg
-from treegen.prompts.token_text import Detokenizer
+from treegen.prompts.token_text import CONTEXT_TOKENS, PARTIAL, Detokenizer
 from treegen.prompts.tokens import append_text
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ KNOWN: Final = (
         "<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
 )
+_TEXT_BEFORE: Final = "x"
+Budgets = Sequence[tuple[int, int | None]]
+"""The index of the first token of each sample of a text, and the thinking budget of the sample."""
 
 
 def tags_of(tokenizer: Any) -> Tags | None:
@@ -124,6 +128,7 @@ class ThinkingTags:
 
     Attributes:
         end: Token ids that close reasoning whose budget is used up.
+        num_context: Maximum number of tokens that spell the closing tag, and some more.
         opening_id: The token of the opening tag; None if the tag has several tokens.
         always: Whether every sample begins with one of the tags, as with Harmony's channels.
     """
@@ -139,6 +144,9 @@ class ThinkingTags:
         self.always = opening[:1] == close[:1] and opening[0] in added.values()
         self._closing_id = close[0] if len(close) == 1 else None
         self.end = tuple(_encode_within_text(tokenizer, tags.end))
+        self._before = tuple(_encode_within_text(tokenizer, _TEXT_BEFORE))
+        self.num_context = len(tags.close.encode()) + CONTEXT_TOKENS
+        self._completes: dict[int, bool] = {}  # results of `_may_complete`
 
     def opens(self, prompt: Tokens) -> bool:
         """Whether a prompt ends with the opening tag, optionally followed by space."""
@@ -182,40 +190,74 @@ class ThinkingTags:
         may_open = self.tags.open.startswith(text.rstrip("\ufffd"))
         return len(tokens) + 1 if may_open else None
 
-    def may_close(self, new: Tokens) -> bool:
-        """Whether the reasoning may be over after new tokens at the end of a sample."""
-        return self.num_open(new) < len(new)
+    def may_close(self, tokens: Tokens, num_new: int) -> bool:
+        """Whether the last tokens of a text may have closed its reasoning.
+
+        Args:
+            tokens: The tokens of the text; `num_context` tokens before the new ones are enough.
+            num_new: Number of new tokens.
+        """
+        if self.num_open(tokens[-num_new:]) == num_new:
+            return False
+        tail = tokens[-(num_new + self.num_context) :]
+        text = self._detokenizer.decode_with_special(tail)
+        # If tokens show no text, or the tail begins within a character, the tail may be too short.
+        return self.tags.close in text or text.startswith(PARTIAL) or len(text.encode()) < len(tail)
 
     def num_open(self, new: Tokens) -> int:
         """Return how many of the first new tokens certainly do not close the reasoning."""
-        if self._closing_id is None:
-            return 0
-        at = np.flatnonzero(np.asarray(new) == self._closing_id)
-        return int(at[0]) if len(at) else len(new)
+        closing = (at for at, token in enumerate(map(int, new)) if self._may_complete(token))
+        return next(closing, len(new))
 
-    def closed_at(self, prompt: Tokens, tokens: Tokens, params: SamplingParams) -> int:
-        """Return how many tokens a sample's closed reasoning spans; 0 if no reasoning is closed.
+    def _may_complete(self, token: int) -> bool:
+        """Whether a token may complete the closing tag, alone or after tokens that spell a part."""
+        if token not in self._completes:
+            tag, decode = self.tags.close, self._detokenizer.decode_with_special
+            texts = decode([token]), decode([*self._before, token])[len(decode(self._before)) :]
+            # Some decoders add the space at the end of a word when the next token arrives. A token
+            # that is part of a character can complete the character. ASCII is never split.
+            self._completes[token] = (
+                token == self._closing_id
+                or tag[-1].isspace()
+                or any(tag in text or (PARTIAL in text and not tag.isascii()) for text in texts)
+                or any(text.startswith(tag[at:]) for text in texts for at in range(1, len(tag)))
+            )
+        return self._completes[token]
 
-        Tokens that were forced because the budget was used up belong to the reasoning.
+    def closed_at(self, prompt: Tokens, tokens: Tokens, budgets: Budgets) -> int:
+        """Return how many tokens a text's closed reasoning spans; 0 if no reasoning is closed.
+
+        Tokens that were forced because a budget was used up belong to the reasoning.
 
         Args:
             prompt: The token ids of the prompt.
-            tokens: The tokens of the sample.
-            params: The sampling parameters, which have the thinking budget.
+            tokens: The tokens of the text, which several samples may have drawn.
+            budgets: The budgets of these samples.
         """
         if self.tags.close not in self._detokenizer.decode_with_special(tokens):
             return 0
-        num, budget = self._num_thinking(tokens), params.max_thinking_tokens
+        num = self._num_thinking(tokens)
+        at = bisect_left(budgets, (num,)) - 1  # the sample that closed the reasoning
+        start, budget = budgets[at]
+        stop = budgets[at + 1][0] if at + 1 < len(budgets) else None
         if budget is not None:
-            due = self._budget_ends(prompt, tokens, budget)
-            forced = tuple(map(int, tokens[due : due + len(self.end)]))
+            above = [*prompt, *tokens[:start]] if start else prompt
+            due = start + self._budget_ends(above, tokens[start:stop], budget)
+            forced = tuple(map(int, tokens[due:stop][: len(self.end)]))
             if due < num and forced == self.end[: len(forced)]:
-                return due + len(self.end)
+                return due + len(self.end if stop is None else forced)
         return num
 
     def begins(self, prompt: Tokens, tokens: Tokens) -> bool:
-        """Return whether a sample begins with reasoning, opened by its prompt or by itself."""
-        return self.always or self._begins(prompt, self._detokenizer.decode_with_special(tokens))
+        """Return whether a sample with a grammar begins with reasoning, which has no grammar.
+
+        The prompt or the first token opens the reasoning. Otherwise the first token is one that the
+        grammar allows, and so are all tokens after it, even if they spell the tags.
+        """
+        if self.closes(prompt):
+            return False
+        first = self._detokenizer.decode_with_special(tokens[:1])
+        return self.always or self._begins(prompt, first)
 
     def split(
         self,
@@ -254,12 +296,6 @@ class ThinkingTags:
         else:  # the tag is of special tokens
             end = min(len(self._detokenizer.text(prompt, tokens[:num_tokens])), len(text))
         return Thinking(num_tokens, end, is_closed=True, is_forced=is_forced)
-
-    def is_open(self, prompt: Tokens, tokens: Tokens) -> bool:
-        """Whether a sample is thinking after some tokens."""
-        return not self._is_closed(tokens) and self._begins(
-            prompt, self._detokenizer.decode_with_special(tokens)
-        )
 
     def _budget_ends(self, prompt: Tokens, tokens: Tokens, budget: int) -> int:
         """Return the number of tokens at which a thinking sample has used up its budget."""
@@ -300,6 +336,6 @@ class ThinkingTags:
 
 def _encode_within_text(tokenizer: Any, text: str) -> list[int]:
     """Return the token ids of a text in the middle of another text."""
-    before = np.array(tokenizer(["x"], add_special_tokens=False)["input_ids"][0], dtype=np.int32)
-    ids: list[int] = append_text(tokenizer, before, text).tolist()
+    before = tokenizer([_TEXT_BEFORE], add_special_tokens=False)["input_ids"][0]
+    ids: list[int] = append_text(tokenizer, np.array(before, dtype=np.int32), text).tolist()
     return ids

@@ -3,7 +3,8 @@
 A row is checked when its thinking may have used up its budget and all its tokens are known. If the
 row opened its thinking itself, after space or by several tokens, it is checked again when the
 budget counted from there is used up. If it is still thinking then, its next tokens are the closing
-ones. The host chooses them, and they replace the draws of the pass.
+ones. The host chooses them, and they replace the draws of the pass. Text of a grammar is no
+thinking, even if it contains the tags.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treegen.engine.compute.levels import Ints
+from treegen.engine.features.grammars import RowGrammars
 from treegen.engine.rows.engine_run import EngineRun, RowFeature
 from treegen.engine.segments.segment import LiveRequest
 
@@ -27,9 +29,10 @@ class ThinkingBudgets(RowFeature):
 
     _fill = _NEVER
 
-    def __init__(self, run: EngineRun) -> None:
-        """Set up a run in which no row has a budget yet."""
+    def __init__(self, run: EngineRun, grammars: RowGrammars) -> None:
+        """Set up a run in which no row has a budget yet; `grammars` has the rows' grammars."""
         super().__init__(run)
+        self._grammars = grammars
         # By slot: the number of tokens at which to check the row; the number of tokens after which
         # tokens are forced; and the forced tokens.
         self._due: Ints = np.empty(0, dtype=np.int64)
@@ -59,6 +62,16 @@ class ThinkingBudgets(RowFeature):
             self._due[slots] = due = tags.first_due(request.spec.tokens, budget)
             if not due:  # the prompt opens the thinking, which must end at once
                 self._force(slots, tags.end, 0)
+
+    def drop_within_grammars(self, slots_PN: Ints) -> None:
+        """Drop the budgets of new rows that continue the text of a grammar.
+
+        Args:
+            slots_PN: Slots of the rows, [requests, rows of each]; their grammars are set up.
+        """
+        if self.used:
+            slots = slots_PN[self._grammars.have_begun(slots_PN[:, 0])]
+            self._due[slots] = self._start[slots] = _NEVER
 
     def decide(self, order: Ints, counts: Ints, is_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Check rows whose thinking has used up its budget; return which rows can continue.
@@ -94,6 +107,8 @@ class ThinkingBudgets(RowFeature):
         at = np.array([slot])
         (tokens,) = rows.tokens(at)
         due = tags.due(request.spec.tokens, tokens, budget)
+        if self._grammars.have_begun(at).any():
+            due = None
         if due is not None and due <= len(tokens):
             self._force(at, tags.end, len(tokens))
         else:

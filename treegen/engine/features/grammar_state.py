@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from treegen.common.params import SamplingParams
 from treegen.engine.compute.levels import Ints
 from treegen.engine.param_set import ParamSet
 from treegen.engine.segments.segment import LiveSegment
 from treegen.errors import InputError
 from treegen.prompts.radix import Tokens
+from treegen.prompts.thinking import Budgets
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -37,6 +39,8 @@ class GrammarState:
     """The end of the prompt before the text."""
     before: list[int]
     """Drawn tokens on the path to a node of a search; the text begins with them."""
+    budgets: Budgets
+    """Thinking budgets of the samples of the text; the row's is the last."""
     matcher: LLMatcher
     """The matcher, which has read the text so far."""
     lane: int
@@ -59,7 +63,7 @@ class GrammarState:
         """Read the tokens of a text that were not read yet; `tokens` is the whole text."""
         start = max(self.num_read, self.begins or 0)
         if self.begins is None:
-            self.begins = _find_grammar_start(self.prompt, tokens, param_set)
+            self.begins = _find_grammar_start(self.prompt, tokens, param_set, self.budgets)
             start = self.begins or 0
         if self.begins is not None:
             self.matcher.consume_tokens(list(tokens[start:]))
@@ -82,15 +86,13 @@ def start_state(
         InputError: the tokens drawn on the path to the segment do not fit the grammar.
     """
     stopping = param_set.stopping
-    before = _drawn_before(segment, param_set.params.structure)
+    before, budgets = _drawn_before(segment, param_set.params)
     if before:
         prompt = segment.path_tokens()[: -len(before)]
     thinks = stopping.thinking is not None and not stopping.thinking.closes(prompt)
-    state = GrammarState(prompt, before, grammar.start(lane), lane, None if thinks else 0)
+    state = GrammarState(prompt, before, budgets, grammar.start(lane), lane, None if thinks else 0)
     if before:
         state.read(before, param_set)
-        if state.begins is not None:  # closing tags that were cut off are not continued
-            state.begins = min(state.begins, len(before))
     elif thinks and (tags := stopping.thinking) and (tags.always or tags.opens(prompt)):
         state.num_read = -1  # so that the grammar does not restrict the first token
         if state.is_bound and not state.matcher.is_error():
@@ -104,17 +106,32 @@ def start_state(
     return state
 
 
-def _drawn_before(segment: LiveSegment, structure: object) -> list[int]:
-    """Return the tokens up to a segment's end, from the first one drawn for the same grammar."""
+def _drawn_before(segment: LiveSegment, params: SamplingParams) -> tuple[list[int], Budgets]:
+    """Return the tokens up to a segment's end, from the first one drawn for the same grammar.
+
+    Args:
+        segment: The segment at the end of a row's prompt.
+        params: The sampling parameters of the row.
+
+    Returns:
+        The tokens, and `GrammarState.budgets` of the row.
+    """
     path: list[LiveSegment] = []
     first = 0  # number of segments of the path that count
     for above in segment.path():
         path.append(above)
-        if above.is_generated and above.structure != structure:
+        if above.params is None:
+            continue
+        if above.params is not params and above.params.structure != params.structure:
             break
-        if above.is_generated:
-            first = len(path)
-    return [int(token) for above in path[:first][::-1] for token in above.tokens]
+        first = len(path)
+    tokens: list[int] = []
+    budgets: list[tuple[int, int | None]] = []
+    for above in path[:first][::-1]:
+        if above.params is not None:
+            budgets.append((len(tokens), above.params.max_thinking_tokens))
+        tokens += map(int, above.tokens)
+    return tokens, [*budgets, (len(tokens), params.max_thinking_tokens)]
 
 
 def get_opening_tokens(state: GrammarState, param_set: ParamSet) -> Sequence[int]:
@@ -125,15 +142,14 @@ def get_opening_tokens(state: GrammarState, param_set: ParamSet) -> Sequence[int
     return (tags.opening_id,)
 
 
-def _find_grammar_start(prompt: Tokens, tokens: Sequence[int], param_set: ParamSet) -> int | None:
+def _find_grammar_start(
+    prompt: Tokens, tokens: Sequence[int], param_set: ParamSet, budgets: Budgets
+) -> int | None:
     """Return how many tokens of a text precede its grammar; None while it is reasoning."""
     tags, ids = param_set.stopping.thinking, np.array(tokens, dtype=np.int32)
     if tags is None or not tags.begins(prompt, ids):
         return 0
-    if tags.is_open(prompt, ids):
-        return None
-    closed = tags.closed_at(prompt, ids, param_set.params)
-    return None if tags.always and not closed else closed
+    return tags.closed_at(prompt, ids, budgets) or None
 
 
 def describe_failure(matcher: LLMatcher) -> str:

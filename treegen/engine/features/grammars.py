@@ -105,6 +105,14 @@ class RowGrammars:
             self._failed[slots_PN] = -1
         return self._build_first_masks(matchers, opening_tokens)
 
+    def have_begun(self, slots: Ints) -> NDArray[np.bool_]:
+        """Return whether the grammar of each row has begun, by the tokens that were read so far."""
+        states = [self._states.get(slot, (_NO_ROW, None)) for slot in slots.tolist()]
+        begun = [state is not None and state.begins is not None for _, state in states]
+        serials = np.array([serial for serial, _ in states])
+        has_begun: NDArray[np.bool_] = np.array(begun) & (serials == self._run.rows.serial[slots])
+        return has_begun
+
     def change_endings(
         self,
         endings: dict[int, Ending],
@@ -414,15 +422,22 @@ class RowGrammars:
     def _read(self, slot: int, state: GrammarState, num: int, param_set: ParamSet) -> None:
         """Read the tokens of a row, out of `num`, that its state has not read yet."""
         rows, start, num_before = self._run.rows, state.num_read, len(state.before)
-        new = rows.generated.between(slot, max(start - num_before, 0), num)
-        tags = param_set.stopping.thinking
-        if state.begins is None and start and tags and not tags.may_close(new):
-            state.num_read = num_before + num  # the row is still reasoning
-        elif state.begins is None:
-            state.read([*state.before, *rows.tokens(np.array([slot]))[0]], param_set)
-        else:
-            state.num_read = num_before + num
-            state.matcher.consume_tokens(new[max(state.begins - start, 0) :].tolist())
+        tags, stop = param_set.stopping.thinking, num_before + num
+
+        def tokens_from(first: int) -> list[int]:
+            own = rows.generated.between(slot, max(first - num_before, 0), num)
+            return [*state.before[first:], *own.tolist()]
+
+        if state.begins is not None:
+            state.num_read = stop
+            state.matcher.consume_tokens(tokens_from(max(start, state.begins)))
+            return
+        if start and tags is not None:
+            tail = tokens_from(max(start - tags.num_context, 0))
+            if not tags.may_close(tail, stop - max(start, 0)):
+                state.num_read = stop  # the row is still reasoning
+                return
+        state.read(tokens_from(0), param_set)
 
 
 def _fill_bitmasks(

@@ -273,6 +273,8 @@ class PrefillPasses:
             seeds = self._run.rows.seed[slots_PN]
             at = np.array([row for _, row in group])
             arrays = [at, seeds, np.zeros_like(seeds)]
+            masks = self._features.grammars.begin(requests, slots_PN)
+            self._features.budgets.drop_within_grammars(slots_PN)
             forced = self._features.budgets.get_first_forced_tokens(slots_PN)
             if forced is not None:
                 arrays.append(forced)
@@ -282,7 +284,6 @@ class PrefillPasses:
             texts = None
             if sampling.penalties is not None:
                 texts = build_prompt_histories(self._run, requests)
-            masks = self._features.grammars.begin(requests, slots_PN)
             if masks is not None:
                 sampling = replace(sampling, masked=True)
             draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P, texts, masks)

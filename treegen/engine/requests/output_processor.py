@@ -203,8 +203,8 @@ class OutputProcessor:
                 table=next(tables) if has_pages else _NO_PAGES,
                 base=base,
                 above=tuple(index for index in chain if index >= 0),
+                params=run.param_sets[request.params].params,
                 states=states,
-                structure=run.param_sets[request.params].params.structure,
             )
 
     @pause_gc()

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treegen.common.outputs import Score
+from treegen.common.params import SamplingParams
 from treegen.engine.segments.prefix_cache import CachedPrefix
 from treegen.ops.cache.pool import Pages
 from treegen.ops.cache.state_cache import NO_STATE, Slots
@@ -155,10 +156,8 @@ class LiveSegment:
     """Slot of the recurrent state before its last token, which it owns too."""
     shift: int = 0
     """Shift of rotary positions at its start, by images above; see `MRopePositions`."""
-    is_generated: bool = False
-    """Whether a sample of a search has drawn it."""
-    structure: tuple[str, str] | None = None
-    """The grammar it was drawn with, as in `SamplingParams.structure`."""
+    params: SamplingParams | None = None
+    """The sampling parameters with which a sample of a search has drawn it; None for given text."""
     images: Sequence[PlacedImage] = ()
     """The images among its tokens, which their table keeps while the segment exists."""
 
@@ -166,6 +165,11 @@ class LiveSegment:
     def stop(self) -> int:
         """Position after the last token."""
         return self.start + len(self.tokens)
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether a sample of a search has drawn it."""
+        return self.params is not None
 
     @property
     def chain(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from treegen.common.params import SamplingParams
 from treegen.engine.segments.page_tables import PrefixMatcher, SegmentPageTables
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import (
@@ -145,8 +146,8 @@ class SegmentStore:
         table: Pages,
         base: int,
         above: tuple[int, ...],
+        params: SamplingParams,
         states: tuple[int, int, int] | None = None,
-        structure: tuple[str, str] | None = None,
     ) -> LiveSegment:
         """Create a segment of a row's generated tokens, with one reference for the caller.
 
@@ -157,13 +158,13 @@ class SegmentStore:
             table: The row's pages, which the segment takes over; may be empty.
             base: First position that `table` covers.
             above: Indices of the cascaded segments above `base`, root first.
+            params: The sampling parameters of the row.
             states: For a model with recurrent layers, how many of the tokens a kept state has seen,
                 the slot of that state and the slot of the state one token earlier. The segment
                 takes over the slots.
-            structure: The grammar of the sample, as in `SamplingParams.structure`.
         """
         segment = self.retain(self.new(parent, tokens))
-        segment.is_generated, segment.structure = True, structure
+        segment.params = params
         if len(table):
             segment.base, segment.above = base, above
             segment.table, segment.continued = table, True
