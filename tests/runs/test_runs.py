@@ -268,8 +268,8 @@ def test_a_file_that_was_appended_to_itself_is_read_in_linear_time(
             num_read += num or 0
             return num
 
-    def open_counted(fd: int, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(Counted(fd))
+    def open_counted(fd: int, mode: str, size: int = 8192) -> io.BufferedReader:
+        return io.BufferedReader(Counted(fd), size)
 
     path = tmp_path / "samples.jsonl"
     lines = b"".join(
@@ -747,6 +747,25 @@ def test_results_are_replaced_as_a_whole(run_path: Path) -> None:
         with pytest.raises(InputError, match=r"results\.json\.stderr is nan"):
             run.write_results({"stderr": float("nan")})
         assert run.results() == {"accuracy": 0.5, "by_k": {"1": None}}
+
+
+def test_what_could_not_be_read_again_is_not_written(
+    fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunDir.create(fast / "run", settings()) as run:
+        run.append(SAMPLES[0])
+        run.write_results({"done": 1})
+        monkeypatch.setattr("treegen.runs.record_file.MAX_LINE_BYTES", 1000)
+        with pytest.raises(RunError, match=r"has more than 1,?000 B; limit its number of tokens"):
+            run.append(SAMPLES[1] | {"text": "x" * 1000})
+        run.append(SAMPLES[1])
+        monkeypatch.setattr("treegen.runs.files.MAX_BYTES", 1000)
+        with pytest.raises(RunError, match=r"results\.json: it would have .*the old file is unch"):
+            run.write_results({"skipped": ["x" * 1000]})
+        assert run.results() == {"done": 1} and [*run.records()] == SAMPLES[:2]
+    with pytest.raises(RunError, match=r"run\.json: it would have more than .* shorter ids$"):
+        RunDir.create(fast / "new", settings(problem_ids=("x" * 1000,)))
+    assert not (fast / "new").exists()
 
 
 def test_results_of_a_part_never_replace_those_of_more(fast: Path) -> None:

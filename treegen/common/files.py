@@ -37,6 +37,8 @@ MAX_DATA_BYTES: Final = 1 << 34
 """Maximum bytes of a file of a data set; the largest published ones have a few GB."""
 MAX_LINE_BYTES: Final = 1 << 30
 """Maximum bytes of a line of a file that is read line by line."""
+BUFFER_BYTES: Final = 1 << 16
+"""Buffer of a file that is read line by line; Python's default is smaller, and slower."""
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -127,7 +129,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
         FileTooLargeError: A line has more than `MAX_LINE_BYTES` bytes.
         OSError: The file cannot be read, or is no regular file.
     """
-    with open(open_regular(path), "rb") as file:
+    with open(open_regular(path), "rb", BUFFER_BYTES) as file:
         for line in iterate_lines(file):
             check_line(line, path)
             yield line
