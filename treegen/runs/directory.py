@@ -373,7 +373,7 @@ def _check_not_lost(path: Path) -> None:
             )
 
 
-def _runs_below(path: Path) -> str:
+def runs_below(path: Path) -> str:
     """Return the first run directories in a folder, for a message; "" if there are none."""
     with suppress(OSError):
         runs = sorted(str(child.parent) for child in path.glob("*/run.json"))
@@ -387,7 +387,7 @@ def _check_present(path: Path, records_file: str) -> None:
         raise RunError(f"there is no run directory {path}; check the path")
     if not os.path.exists(path / "run.json"):
         _check_not_lost(path)
-        if runs := _runs_below(path):
+        if runs := runs_below(path):
             raise RunError(
                 f"{path} is not a run directory, but contains run directories; use one of {runs}"
             )
