@@ -268,6 +268,8 @@ def named_path(output: str | None, resume: str | None) -> Path | None:
             f"{arg('resume', resume)} and {arg('output', output)} name different directories; "
             "remove one of the two arguments"
         )
+    if output == "":
+        raise InputError(f"{arg('output=')} is empty; name a directory, such as . for this one")
     if resume == "" and not output:
         raise InputError(
             f"{arg('resume=')} requires a run directory; name the directory, or pass "
