@@ -45,8 +45,9 @@ class _FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-PATH: Final = _FilePath(path_type=Path)
-_TEXT_PATH: Final = _FilePath()
+# treegen says itself what to do about a path that cannot be read.
+PATH: Final = _FilePath(readable=False, path_type=Path)
+_TEXT_PATH: Final = _FilePath(readable=False)
 _PATHS: Final = ("DIR", "PATH", "FILE")
 
 

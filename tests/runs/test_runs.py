@@ -546,9 +546,13 @@ folder = Path(sys.argv[1])
 settings = RunSettings(identity={}, problem_ids=["q"], planned=2)
 with RunDir.create(folder / "run", settings) as run:
     run.append({"problem_id": "q", "sample_index": 0})
+with RunDir.create(folder / "closed", settings) as run:
+    (folder / "closed" / "samples.jsonl").chmod(0)
+(folder / "sealed" / "run").mkdir(parents=True)
 (folder / "run" / "run.lock").chmod(0o444)
-(folder / "run").chmod(0o555)
-folder.chmod(0o555)
+for closed in ("run", "closed", "."):
+    (folder / closed).chmod(0o555)
+(folder / "sealed").chmod(0)
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
@@ -557,6 +561,9 @@ for refused in (
     lambda: RunDir.create(folder / "new" / "run", settings),
     lambda: check_directory(folder / "new" / "run"),
     lambda: RunDir.open(folder / "run").write_results({}),
+    lambda: RunDir.open(folder / "closed"),
+    lambda: RunDir.open(folder / "sealed"),
+    lambda: RunDir.open(folder / "sealed" / "run"),
 ):
     try:
         refused()
@@ -569,8 +576,8 @@ print(list(RunDir.open(folder / "run").records()))
 def test_a_directory_that_cannot_be_written_is_refused(fast: Path) -> None:
     process = start(UNPRIVILEGED, fast)
     output, error = process.communicate()
-    fast.chmod(0o755)
-    (fast / "run").chmod(0o755)
+    for folder in (fast, *fast.iterdir()):
+        folder.chmod(0o755)
     assert error == ""
     *refusals, records = output.splitlines()
     assert [refusal.partition(":")[0] for refusal in refusals] == [
@@ -578,6 +585,9 @@ def test_a_directory_that_cannot_be_written_is_refused(fast: Path) -> None:
         f"cannot make the directory {fast / 'new' / 'run'}",
         f"cannot write in {fast}",
         f"cannot write {fast / 'run' / 'results.json'}",
+        f"cannot read or repair {fast / 'closed' / 'samples.jsonl'}",
+        f"cannot read {fast / 'sealed'}",
+        f"cannot read {fast / 'sealed' / 'run'}",
     ]
     assert all("permission" in refusal for refusal in refusals)
     assert records == "[{'problem_id': 'q', 'sample_index': 0}]"

@@ -382,7 +382,15 @@ def runs_below(path: Path) -> str:
 
 
 def _check_present(path: Path, records_file: str) -> None:
-    # os.path, because the methods of Path raise if a parent directory may not be searched.
+    try:
+        os.stat(path / "run.json")
+    except PermissionError:
+        raise RunError(
+            f"cannot read {path}: permission denied; allow your user to read the folder "
+            "(chmod u+rx)"
+        ) from None
+    except (OSError, ValueError):
+        pass
     if not os.path.isdir(path):
         raise RunError(f"there is no run directory {path}; check the path")
     if not os.path.exists(path / "run.json"):

@@ -131,8 +131,8 @@ class RecordFile:
             if isinstance(error, FileTooLargeError):
                 raise RunError(describe_read_error(path, error)) from error
             raise RunError(
-                f"cannot read or repair {path}: {format_os_error(error)}; check that the folder "
-                "is writable"
+                f"cannot read or repair {path}: {format_os_error(error)}; check the permissions "
+                "of the file and of its folder"
             ) from error
 
     @property
