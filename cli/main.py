@@ -283,6 +283,9 @@ class _Guarded:
             text = text.decode()
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError:  # rich prints characters that the stream may lack
+            encoding = self._stream.encoding
+            return self.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
             self._on_error(self._stream, error)
             return len(text)
