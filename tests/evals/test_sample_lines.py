@@ -51,6 +51,11 @@ def test_only_the_length_of_lines_is_limited(
         read(path)
 
 
+def test_labels_that_are_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TreegenError, match=r"none does not exist; check the path$"):
+        _labels(tmp_path / "none")
+
+
 @READERS
 @pytest.mark.parametrize(
     ("index", "value", "reason"),

@@ -748,6 +748,8 @@ def test_missing_parts_are_named(run_path: Path, fast: Path) -> None:
     (run_path / "samples.jsonl").unlink()
     assert "has no samples.jsonl" in refusal(run_path)
     assert "there is no run directory" in refusal(fast / "nothing")
+    name = f"run.json is a file; pass the directory of a run, such as {run_path}"
+    assert name in refusal(run_path / "run.json")
 
 
 def test_results_are_replaced_as_a_whole(run_path: Path) -> None:

@@ -391,6 +391,8 @@ def _check_present(path: Path, records_file: str) -> None:
         ) from None
     except (OSError, ValueError):
         pass
+    if os.path.isfile(path):
+        raise RunError(f"{path} is a file; pass the directory of a run, such as {path.parent}")
     if not os.path.isdir(path):
         raise RunError(f"there is no run directory {path}; check the path")
     if not os.path.exists(path / "run.json"):
