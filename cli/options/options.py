@@ -41,7 +41,7 @@ class _FilePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
         if value == "":
-            self.fail("the path is empty; pass a path, such as . for this directory", param, ctx)
+            self.fail("the path is empty; choose another path, such as .", param, ctx)
         return super().convert(value, param, ctx)
 
 
