@@ -219,7 +219,8 @@ def labels_of(
     try:
         lines = read_sample_lines(path)
     except OSError as error:
-        raise InputError(describe_read_error(path, error)) from None
+        why = describe_read_error(path, error)
+        raise InputError(f"the labels file cannot be read: {why}") from None
     except ValueError as error:
         raise InputError(
             f"the labels file {path} cannot be read: {error}; use a JSON Lines file in UTF-8"
