@@ -204,9 +204,10 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and _CPU_ALLOCATOR not in str(error):
             raise
+        reason = f" ({error})" if str(error) else ""
         raise Failure(
-            f"the machine has too little memory ({error}); use a smaller --memory, --max-rows or "
-            "model, or a larger machine; the finished samples of a run are stored"
+            f"the machine has too little memory{reason}; use smaller data, a smaller --memory, "
+            "--max-rows or model, or a larger machine; the finished samples of a run are stored"
         ) from error
 
 
@@ -282,6 +283,9 @@ class _Guarded:
             text = text.decode()
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError:  # rich prints characters that the stream may lack
+            encoding = self._stream.encoding
+            return self.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
             self._on_error(self._stream, error)
             return len(text)

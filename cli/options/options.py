@@ -35,7 +35,20 @@ def add_options(*options: Decorator) -> Decorator:
     return decorate
 
 
-PATH: Final = click.Path(path_type=Path)
+class _FilePath(click.Path):
+    """A path that is not empty: an empty one, as of an unset variable, is the current directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail("the path is empty; choose another path, such as .", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+# treegen says itself what to do about a path that cannot be read.
+PATH: Final = _FilePath(readable=False, path_type=Path)
+_TEXT_PATH: Final = _FilePath(readable=False)
+_PATHS: Final = ("DIR", "PATH", "FILE")
 
 
 def option(usage: str, help: str, name: str | None = None, **kwargs: Any) -> Decorator:
@@ -54,6 +67,8 @@ def option(usage: str, help: str, name: str | None = None, **kwargs: Any) -> Dec
     metavar = " ".join(usage.split()[len(names) :]) or None
     if metavar is None and kwargs.keys().isdisjoint(("type", "default", "flag_value")):
         kwargs["is_flag"] = True
+    if metavar in _PATHS:
+        kwargs.setdefault("type", _TEXT_PATH)
     kwargs.setdefault("show_default", kwargs.get("default") not in (None, "", "auto"))
     names += [] if name is None else [name]
     return click.option(*names, metavar=metavar, help=help or None, **kwargs)

@@ -71,7 +71,7 @@ def parse_rows(content: bytes, source: str) -> Iterator[tuple[int, dict[str, Any
     Raises:
         DataError: There are no rows, or a line is not a JSON object.
     """
-    if not content.strip():
+    if not content or content.isspace():
         raise DataError(f"{source} is empty; write one JSON object on each line")
     # Read line by line: a list of many short lines would take many times the memory of the content.
     for number, line in enumerate(io.BytesIO(content.removeprefix(_BOM)), start=1):

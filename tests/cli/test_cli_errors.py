@@ -17,7 +17,9 @@ from cli_cases import (
 )
 from safetensors.torch import load_file, save_file
 
+from treegen import evaluate
 from treegen.demo import data_path
+from treegen.errors import InputError
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -124,6 +126,27 @@ def test_bad_arguments(
     given = [] if "--n-samples" in args else ["-n", "2"]
     assert message in treegen("eval", *args, *given, "-M", tiny).error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "eval gsm8k -M demo -o ''",
+        "eval jsonl -M demo --data ''",
+        "search countdown -M demo -o ''",
+        "show ''",
+        "audit run ''",
+        "compare run run -o ''",
+        "export run --to parquet -o ''",
+        "import '' -o run",
+        "score-texts text -M demo -o ''",
+    ],
+)
+def test_an_empty_path_is_not_the_current_directory(treegen: Command, line: str) -> None:
+    assert "the path is empty; choose another path" in treegen(line).error
+    assert not [*Path().iterdir()]
+    with pytest.raises(InputError, match="output= is empty"):
+        evaluate("gsm8k", model="demo", output="")
 
 
 def test_an_unknown_command(treegen: Command) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli_cases import OWN_TASK, Command, copy_part, results_of, samples_of
+from report_cases import make_run
 
 from treegen.errors import CapacityError, InputError, TreeError
 from treegen.prompts.tree import Node
@@ -329,6 +330,19 @@ def test_a_full_disk_behind_stdout_is_told_in_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("Error: cannot write to stdout: no space left on device")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_stream_that_accepts_only_ascii_gets_all_output(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_problems=1, num_samples=1, draw=lambda *_: "\u00e9\n1")
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "show", run, "--tree", "p0"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\\xe9" in done.stdout
 
 
 @pytest.mark.parametrize("how", ["gone", "full", "closed"])

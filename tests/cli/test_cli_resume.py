@@ -39,6 +39,16 @@ def test_a_directory_that_holds_a_run(
     assert f"{run_path} already contains a run; continue the run with --resume {run_path}" in error
 
 
+def test_a_directory_that_holds_runs_of_several_tasks(
+    treegen: Command, tiny: Path, run_path: Path, no_weights: None
+) -> None:
+    folder = run_path.parent
+    for command in (["eval", "gsm8k"], ["search", "countdown"]):
+        error = treegen(*command, "-M", tiny, "-o", folder).error
+        assert f"{folder} contains runs: {run_path}; continue these runs with --resume" in error
+    assert not (folder / "run.json").exists()
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

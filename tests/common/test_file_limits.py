@@ -49,6 +49,18 @@ def test_large_file_is_not_read(tmp_path: Path) -> None:
         read_bytes(path, 4)
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_file_larger_than_the_memory_is_not_read(
+    tmp_path: Path, treegen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "count_host_bytes", lambda: 1 << 10)
+    path = tmp_path / "a.jsonl"
+    path.touch()
+    os.truncate(path, 1 << 20)
+    error = treegen("eval", "gsm8k", "-M", "demo", "--data", path).error
+    assert f"cannot read {path}: its 1.0 MiB do not fit into memory; pass a smaller part" in error
+
+
 def test_file_that_states_no_size_is_read_up_to_the_limit() -> None:
     path = Path("/proc/self/status")
     assert path.stat().st_size == 0

@@ -38,7 +38,7 @@ OWN = {
     "treegen/common/files.py",
     "treegen/evals/scoring/verdict_cache.py",
     "treegen/evals/judging/rubric.py",
-    "treegen/model/memory.py",
+    "treegen/common/host_memory.py",
     "treegen/report/audit/data_checks.py",
     "treegen/report/audit/__init__.py",
     "treegen/report/html_page.py",

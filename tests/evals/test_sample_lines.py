@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from treegen.common import files
 from treegen.errors import TreegenError
 from treegen.evals.judging.judgements import labels_of
 from treegen.evals.scoring.vote_tables import SCORES, VoteInputs
@@ -32,6 +33,27 @@ def test_only_newlines_end_lines_and_a_byte_order_mark_is_skipped(
     lines = [line % ("p\u2029", "0", name), "", line % ("q", "1.0", name)]
     path.write_text("\ufeff" + "\r\n".join(lines), encoding="utf-8", newline="")
     assert read(path) == {("p\u2029", 0): 0.5, ("q", 1): 0.5}
+
+
+@READERS
+def test_only_the_length_of_lines_is_limited(
+    tmp_path: Path, read: Read, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`treegen verify` writes a line for each sample, and some runs have millions."""
+    path = tmp_path / SCORES
+    lines = [f'{{"problem_id": "p", "sample_index": {i}, "{name}": 0.5}}\n' for i in range(9)]
+    path.write_text("".join(lines))
+    monkeypatch.setattr(files.read_text, "__defaults__", (100,))
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 100)
+    assert len(read(path)) == 9
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 20)
+    with pytest.raises(TreegenError, match="a line has more than 20 B"):
+        read(path)
+
+
+def test_labels_that_are_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TreegenError, match=r"none does not exist; check the path$"):
+        _labels(tmp_path / "none")
 
 
 @READERS

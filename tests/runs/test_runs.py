@@ -268,8 +268,8 @@ def test_a_file_that_was_appended_to_itself_is_read_in_linear_time(
             num_read += num or 0
             return num
 
-    def open_counted(fd: int, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(Counted(fd))
+    def open_counted(fd: int, mode: str, size: int = 8192) -> io.BufferedReader:
+        return io.BufferedReader(Counted(fd), size)
 
     path = tmp_path / "samples.jsonl"
     lines = b"".join(
@@ -546,9 +546,13 @@ folder = Path(sys.argv[1])
 settings = RunSettings(identity={}, problem_ids=["q"], planned=2)
 with RunDir.create(folder / "run", settings) as run:
     run.append({"problem_id": "q", "sample_index": 0})
+with RunDir.create(folder / "closed", settings) as run:
+    (folder / "closed" / "samples.jsonl").chmod(0)
+(folder / "sealed" / "run").mkdir(parents=True)
 (folder / "run" / "run.lock").chmod(0o444)
-(folder / "run").chmod(0o555)
-folder.chmod(0o555)
+for closed in ("run", "closed", "."):
+    (folder / closed).chmod(0o555)
+(folder / "sealed").chmod(0)
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
@@ -557,6 +561,9 @@ for refused in (
     lambda: RunDir.create(folder / "new" / "run", settings),
     lambda: check_directory(folder / "new" / "run"),
     lambda: RunDir.open(folder / "run").write_results({}),
+    lambda: RunDir.open(folder / "closed"),
+    lambda: RunDir.open(folder / "sealed"),
+    lambda: RunDir.open(folder / "sealed" / "run"),
 ):
     try:
         refused()
@@ -569,8 +576,8 @@ print(list(RunDir.open(folder / "run").records()))
 def test_a_directory_that_cannot_be_written_is_refused(fast: Path) -> None:
     process = start(UNPRIVILEGED, fast)
     output, error = process.communicate()
-    fast.chmod(0o755)
-    (fast / "run").chmod(0o755)
+    for folder in (fast, *fast.iterdir()):
+        folder.chmod(0o755)
     assert error == ""
     *refusals, records = output.splitlines()
     assert [refusal.partition(":")[0] for refusal in refusals] == [
@@ -578,6 +585,9 @@ def test_a_directory_that_cannot_be_written_is_refused(fast: Path) -> None:
         f"cannot make the directory {fast / 'new' / 'run'}",
         f"cannot write in {fast}",
         f"cannot write {fast / 'run' / 'results.json'}",
+        f"cannot read or repair {fast / 'closed' / 'samples.jsonl'}",
+        f"cannot read {fast / 'sealed'}",
+        f"cannot read {fast / 'sealed' / 'run'}",
     ]
     assert all("permission" in refusal for refusal in refusals)
     assert records == "[{'problem_id': 'q', 'sample_index': 0}]"
@@ -738,6 +748,8 @@ def test_missing_parts_are_named(run_path: Path, fast: Path) -> None:
     (run_path / "samples.jsonl").unlink()
     assert "has no samples.jsonl" in refusal(run_path)
     assert "there is no run directory" in refusal(fast / "nothing")
+    name = f"run.json is a file; pass the directory of a run, such as {run_path}"
+    assert name in refusal(run_path / "run.json")
 
 
 def test_results_are_replaced_as_a_whole(run_path: Path) -> None:
@@ -747,6 +759,25 @@ def test_results_are_replaced_as_a_whole(run_path: Path) -> None:
         with pytest.raises(InputError, match=r"results\.json\.stderr is nan"):
             run.write_results({"stderr": float("nan")})
         assert run.results() == {"accuracy": 0.5, "by_k": {"1": None}}
+
+
+def test_what_could_not_be_read_again_is_not_written(
+    fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunDir.create(fast / "run", settings()) as run:
+        run.append(SAMPLES[0])
+        run.write_results({"done": 1})
+        monkeypatch.setattr("treegen.runs.record_file.MAX_LINE_BYTES", 1000)
+        with pytest.raises(RunError, match=r"has more than 1,?000 B; limit its number of tokens"):
+            run.append(SAMPLES[1] | {"text": "x" * 1000})
+        run.append(SAMPLES[1])
+        monkeypatch.setattr("treegen.runs.files.MAX_BYTES", 1000)
+        with pytest.raises(RunError, match=r"results\.json: it would have .*the old file is unch"):
+            run.write_results({"skipped": ["x" * 1000]})
+        assert run.results() == {"done": 1} and [*run.records()] == SAMPLES[:2]
+    with pytest.raises(RunError, match=r"run\.json: it would have more than .* shorter ids$"):
+        RunDir.create(fast / "new", settings(problem_ids=("x" * 1000,)))
+    assert not (fast / "new").exists()
 
 
 def test_results_of_a_part_never_replace_those_of_more(fast: Path) -> None:

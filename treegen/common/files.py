@@ -28,6 +28,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import BinaryIO, Final
 
 from treegen.common.formatting import format_bytes
+from treegen.common.host_memory import count_host_bytes
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
 
@@ -37,6 +38,8 @@ MAX_DATA_BYTES: Final = 1 << 34
 """Maximum bytes of a file of a data set; the largest published ones have a few GB."""
 MAX_LINE_BYTES: Final = 1 << 30
 """Maximum bytes of a line of a file that is read line by line."""
+BUFFER_BYTES: Final = 1 << 16
+"""Buffer of a file that is read line by line; Python's default is smaller, and slower."""
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -89,12 +92,18 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
 
     Raises:
         FileTooLargeError: The file is larger.
-        OSError: The file cannot be read, or is no regular file.
+        OSError: The file cannot be read, is no regular file, or does not fit into the memory.
     """
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         _check_size(size, max_bytes, "it", path)
-        content = file.read(size)
+        try:
+            if size > count_host_bytes():  # the system may kill a process that reads it
+                raise MemoryError
+            content = file.read(size)
+        except MemoryError:
+            why = f"its {format_bytes(size)} do not fit into memory"
+            raise OSError(errno.ENOMEM, why, os.fspath(path)) from None
         while part := file.read(_CHUNK_BYTES):  # it grows, or states no size, as files of /proc
             content += part
             _check_size(len(content), max_bytes, "it", path)
@@ -127,7 +136,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
         FileTooLargeError: A line has more than `MAX_LINE_BYTES` bytes.
         OSError: The file cannot be read, or is no regular file.
     """
-    with open(open_regular(path), "rb") as file:
+    with open(open_regular(path), "rb", BUFFER_BYTES) as file:
         for line in iterate_lines(file):
             check_line(line, path)
             yield line
@@ -240,6 +249,11 @@ def describe_read_error(path: Path | str, error: OSError) -> str:
             return (
                 f"cannot read {path}: permission denied; allow your user to read the file "
                 "(chmod u+r)"
+            )
+        case OSError(errno=errno.ENOMEM):
+            return (
+                f"cannot read {path}: {error.strerror}; pass a smaller part of the file, or use a "
+                "machine with more memory"
             )
         case _:
             why = error.strerror or str(error) or type(error).__name__

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import nn
 
 from treegen.common.formatting import format_bytes
+from treegen.common.host_memory import count_host_bytes
 from treegen.common.lifetimes import collect_garbage
 from treegen.common.spec import ModelSpec, sum_bytes
 from treegen.errors import CacheFullError, CapacityError, arg
@@ -40,10 +38,7 @@ def total_bytes(device: torch.device) -> int:
     """Return the total bytes of a GPU's memory, or of the host's within the container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    total: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # "max" means no limit
-        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return total
+    return count_host_bytes()
 
 
 def check_cache_bytes(size: int, device: torch.device) -> None:

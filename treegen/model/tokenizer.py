@@ -109,7 +109,7 @@ def read_chat_template(text_or_file: str | None) -> str | None:
     except (OSError, ValueError) as error:
         raise InputError(
             f"{arg('chat_template')} must be a template or the path of a file, got "
-            f"{text_or_file!r}: {error}"
+            f"{text_or_file!r:.80}, which cannot be read: {error}; pass a file of Jinja text"
         ) from error
 
 

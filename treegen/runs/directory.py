@@ -373,7 +373,7 @@ def _check_not_lost(path: Path) -> None:
             )
 
 
-def _runs_below(path: Path) -> str:
+def runs_below(path: Path) -> str:
     """Return the first run directories in a folder, for a message; "" if there are none."""
     with suppress(OSError):
         runs = sorted(str(child.parent) for child in path.glob("*/run.json"))
@@ -382,12 +382,22 @@ def _runs_below(path: Path) -> str:
 
 
 def _check_present(path: Path, records_file: str) -> None:
-    # os.path, because the methods of Path raise if a parent directory may not be searched.
+    try:
+        os.stat(path / "run.json")
+    except PermissionError:
+        raise RunError(
+            f"cannot read {path}: permission denied; allow your user to read the folder "
+            "(chmod u+rx)"
+        ) from None
+    except (OSError, ValueError):
+        pass
+    if os.path.isfile(path):
+        raise RunError(f"{path} is a file; pass the directory of a run, such as {path.parent}")
     if not os.path.isdir(path):
         raise RunError(f"there is no run directory {path}; check the path")
     if not os.path.exists(path / "run.json"):
         _check_not_lost(path)
-        if runs := _runs_below(path):
+        if runs := runs_below(path):
             raise RunError(
                 f"{path} is not a run directory, but contains run directories; use one of {runs}"
             )

@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from treegen.common.files import (
+    MAX_BYTES,
     describe_read_error,
     is_at,
     open_regular,
     read_bytes,
-    read_text,
+    read_lines,
     replace_file,
     sweep,
     sweep_scratch,
 )
+from treegen.common.formatting import format_bytes
 from treegen.errors import InputError, RunError, RunInUseError
 
 # Errors of file systems that cannot fsync a directory. EACCES comes from a parent directory that
@@ -114,7 +116,7 @@ def read_sample_lines(path: Path) -> list[tuple[int, str]]:
         OSError: the file cannot be read.
         UnicodeDecodeError: it is not UTF-8.
     """
-    lines = read_text(path).removeprefix("\ufeff").split("\n")
+    lines = (line.decode().removeprefix("\ufeff") for line in read_lines(path))
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
@@ -156,19 +158,24 @@ def write_json(path: Path, value: object) -> None:
 
     Raises:
         InputError: JSON cannot represent the value.
-        RunError: the system refused the write.
+        RunError: the system refused the write, or the file would be too large for `read_json`.
     """
     try:
         text = json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         to_json_value(value, path.name)  # raises an error that names the field
         raise InputError(f"{path.name} cannot be written as JSON: {error}") from None
+    old = "; the old file is unchanged" if path.exists() else ""
+    if len(text) >= MAX_BYTES:  # a newline follows
+        raise RunError(
+            f"cannot write {path}: it would have more than {format_bytes(MAX_BYTES)}; run "
+            f"fewer problems, or problems with shorter ids{old}"
+        )
     try:
         with replace_file(path) as file:
             file.write(f"{text}\n".encode())
         sync_directory(path.parent)
     except OSError as error:
-        old = "; the old file is unchanged" if path.exists() else ""
         raise RunError(f"{describe_write_error(path, error)}{old}") from error
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from treegen.common.files import (
+    BUFFER_BYTES,
     MAX_LINE_BYTES,
     FileTooLargeError,
     NotRegularError,
@@ -29,6 +30,7 @@ from treegen.common.files import (
     iterate_lines,
     open_regular,
 )
+from treegen.common.formatting import format_bytes
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import RunError, arg
 from treegen.runs.files import Lock, describe_write_error, format_os_error, sync_directory
@@ -129,8 +131,8 @@ class RecordFile:
             if isinstance(error, FileTooLargeError):
                 raise RunError(describe_read_error(path, error)) from error
             raise RunError(
-                f"cannot read or repair {path}: {format_os_error(error)}; check that the folder "
-                "is writable"
+                f"cannot read or repair {path}: {format_os_error(error)}; check the permissions "
+                "of the file and of its folder"
             ) from error
 
     @property
@@ -169,13 +171,19 @@ class RecordFile:
 
         Raises:
             InputError: the record has no key, or a value that JSON cannot represent.
-            RunError: its key exists already, or the system refused the write; then the file is cut
-                back to the whole records, so that a later append starts cleanly.
+            RunError: its key exists already, its line is too long to be read again, or the system
+                refused the write; then the file is cut back to the whole records, so that a later
+                append starts cleanly.
         """
         key = key_of(record)
         if key in self._offsets:
             raise RunError(f"{self.path}: sample {key[1]} of problem {key[0]!r} already exists")
         line = encode_record(record)
+        if len(line) > MAX_LINE_BYTES:
+            raise RunError(
+                f"cannot write {self.path}: sample {key[1]} of problem {key[0]!r:.60} has more "
+                f"than {format_bytes(MAX_LINE_BYTES)}; limit its number of tokens"
+            )
         self._check_writable()
         start = self._end
         try:
@@ -249,7 +257,7 @@ class RecordFile:
         firsts = iter([*self._offsets.items()])
         key, first = next(firsts, _NO_MORE)
         try:
-            with open(open_regular(self.path), "rb") as file:
+            with open(open_regular(self.path), "rb", BUFFER_BYTES) as file:
                 for lines in _read_lines(file, end):
                     if digest is not None:
                         digest.update(b"".join(lines))
@@ -290,7 +298,7 @@ class RecordFile:
         """
         torn: tuple[int, int, str] | None = None
         line = b"\n"
-        with open(open_regular(self.path), "rb") as file:
+        with open(open_regular(self.path), "rb", BUFFER_BYTES) as file:
             for number, line in enumerate(iterate_lines(file), 1):
                 if torn is not None:
                     raise self._make_corrupt_error(torn[0], torn[2])

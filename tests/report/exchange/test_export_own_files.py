@@ -10,7 +10,7 @@ from cli_cases import write_jsonl
 from report_cases import make_run
 
 from treegen import evaluate
-from treegen.errors import RunError
+from treegen.errors import InputError, RunError
 from treegen.report.compare import compare_runs
 from treegen.report.exchange import export_run, import_log
 from treegen.report.load import load_run
@@ -106,6 +106,22 @@ def test_a_run_equals_its_export(
     found = compare_runs(load_run(run), load_run(back))
     assert not found.differ_in
     assert found.num_equal == found.num_paired == 4
+
+
+@pytest.mark.parametrize(
+    ("problem_id", "is_name"), [("x" * 60_000, True), ("x" * 70_000, False), ("a\0b", False)]
+)
+def test_ids_of_any_length_are_imported(tmp_path: Path, problem_id: str, is_name: bool) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", [{"id": problem_id, "question": "1?", "answer": "1"}])
+    run = tmp_path / "run"
+    evaluate("jsonl", model="demo", data=data, max_tokens=2, output=run, progress=False)
+    for to, path in ("lm-eval", "logs"), ("inspect", "log.json"), ("inspect", "log.eval"):
+        if path == "log.eval" and not is_name:
+            with pytest.raises(InputError, match="write a log that ends in"):
+                export_run(run, to, tmp_path / path)
+            continue
+        (back,) = import_log(export_run(run, to, tmp_path / path)[0], tmp_path / f"{path}-back")
+        assert [problem.id for problem in load_run(back).problems] == [problem_id]
 
 
 @pytest.mark.parametrize("to", ["inspect", "lm-eval"])

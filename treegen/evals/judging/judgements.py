@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from treegen.common.files import describe_read_error
 from treegen.errors import InputError, RunError, arg
 from treegen.evals.judging.judgement_files import (
     TOO_LONG,
@@ -217,7 +218,10 @@ def labels_of(
     labels: dict[tuple[str, int], float] = {}
     try:
         lines = read_sample_lines(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        why = describe_read_error(path, error)
+        raise InputError(f"the labels file cannot be read: {why}") from None
+    except ValueError as error:
         raise InputError(
             f"the labels file {path} cannot be read: {error}; use a JSON Lines file in UTF-8"
         ) from None

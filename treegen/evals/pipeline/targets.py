@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -22,6 +22,7 @@ from treegen.evals.search.settings import SearchSettings
 from treegen.evals.task import Task
 from treegen.model.options import EngineOptions
 from treegen.runs import RunDir, RunInfo, SearchRunDir
+from treegen.runs.directory import runs_below
 from treegen.runs.files import check_directory
 
 _Settings = TypeVar("_Settings", bound=BaseSettings)
@@ -141,7 +142,7 @@ class _Kind(Generic[_Settings]):
                 f"{self.by}s separately"
             )
         paths = [path / folder for folder in folders] if several else [path]
-        _check_free((path, *paths), path)
+        _check_free(path, paths)
         return [
             RunTarget(run_settings, to, False)
             for run_settings, to in zip(settings, paths, strict=True)
@@ -267,6 +268,8 @@ def named_path(output: str | None, resume: str | None) -> Path | None:
             f"{arg('resume', resume)} and {arg('output', output)} name different directories; "
             "remove one of the two arguments"
         )
+    if output == "":
+        raise InputError(f"{arg('output=')} is empty; name a directory, such as . for this one")
     if resume == "" and not output:
         raise InputError(
             f"{arg('resume=')} requires a run directory; name the directory, or pass "
@@ -282,14 +285,20 @@ def new_path(*words: str) -> Path:
     return Path("runs") / "-".join(map(file_name, (*words, stamp, str(os.getpid()))))
 
 
-def _check_free(paths: Iterable[Path], path: Path) -> None:
-    for directory in paths:
+def _check_free(path: Path, runs: Sequence[Path]) -> None:
+    """Raise RunError if new runs at or below a path would be mixed with existing runs."""
+    for directory in (path, *runs):
         if is_run(directory):
             raise RunError(
                 f"{directory} already contains a run; continue the run with "
                 f"{arg('resume', str(path))}, or use another path"
             )
         check_directory(directory)
+    if path in runs and (names := runs_below(path)):
+        raise RunError(
+            f"{path} contains runs: {names}; continue these runs with "
+            f"{arg('resume', str(path))}, or use another path"
+        )
 
 
 def _task_folder(task: str | Task) -> str:

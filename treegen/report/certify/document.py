@@ -192,7 +192,9 @@ def read_certificate(path: Path) -> tuple[Certificate, bytes]:
             f"{first['msg']}"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not a certificate: {error!s:.200}") from None
+        raise InputError(
+            f"{path} is not a certificate: {error!s:.200}; pass a file that `treegen certify` wrote"
+        ) from None
     if not is_canonical:
         raise InputError(
             f"the certificate {path} is not in canonical form, so the file was changed after "

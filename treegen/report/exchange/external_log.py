@@ -42,6 +42,8 @@ Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 Index = Annotated[int, Field(ge=0, lt=MAX_SAMPLES)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=500)]
+ProblemId = Annotated[str, Field(min_length=1)]
+"""The id of a problem; those of treegen's runs may have any length."""
 Time = Annotated[str, AfterValidator(_is_time)]
 
 
@@ -101,7 +103,7 @@ class ExternalVerdict(Schema):
 class ExternalProblem(Schema):
     """A problem of a log."""
 
-    id: Name
+    id: ProblemId
     question: str
     answer: str
     group: str = ""
@@ -113,7 +115,7 @@ class ExternalProblem(Schema):
 class ExternalSample(Schema):
     """A sample of a log."""
 
-    problem_id: Name
+    problem_id: ProblemId
     index: Index
     text: str
     verdicts: dict[str, ExternalVerdict]

@@ -20,6 +20,7 @@ from treegen.report.exchange.external_log import (
     ExternalVerdict,
     Index,
     Name,
+    ProblemId,
     Schema,
     Share,
     score_to_verdict,
@@ -93,7 +94,7 @@ class _Row(Schema):
     arguments: Any = None
     metrics: list[str] = Field(default_factory=list)
     by_response: list[_Response] | None = None
-    problem_id: Name | None = None
+    problem_id: ProblemId | None = None
     """The problem's id in the run that treegen has exported."""
     group: str = ""
     """The problem's group in the run that treegen has exported."""

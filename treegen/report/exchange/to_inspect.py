@@ -21,6 +21,8 @@ with require_extra("an Inspect log needs inspect_ai", "inspect"):
     from inspect_ai import model as models
     from inspect_ai.scorer import Score
 
+# Inspect names an entry of a zip file after the sample and its epoch; names have up to 2^16 bytes.
+_MAX_ID_BYTES: Final = 65_000
 _STOPS: Final = {"stop": "stop", "length": "max_tokens"}
 _TURNS: Final = {
     "system": models.ChatMessageSystem,
@@ -50,13 +52,19 @@ def write(run: ExportedRun, path: Path) -> list[Path]:
         path: Ends in .eval, or in .json for Inspect's older format.
 
     Raises:
-        InputError: the path has another ending.
+        InputError: the path has another ending, or an id cannot name an entry of an .eval file.
         OSError: the file cannot be written.
     """
     if path.suffix not in (".eval", ".json"):
         raise InputError(
             f"the name of an Inspect log must end in .eval or .json, got {path.name!r}"
         )
+    for problem in run.view.problems if path.suffix == ".eval" else ():
+        if "\0" in problem.id or len(replace_surrogates(problem.id).encode()) > _MAX_ID_BYTES:
+            raise InputError(
+                f"the problem id {problem.id!r:.60} is not a valid file name in an .eval file, "
+                "because it is too long or contains a NUL; write a log that ends in .json"
+            )
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.stem}.part{path.suffix}")
     scratch.unlink(missing_ok=True)  # an existing file may be a link
