@@ -39,7 +39,7 @@ _TRIES: Final = {
         re.IGNORECASE,
     ),
     "writes a verdict": re.compile(
-        r"\bverdict[*_`\"']*\s*[:=]|^[*_`\s]*final (score|rating|grade)[*_`\s]*:"
+        r"\bverdict[*_`\"']*\s*[:=]|^[*_` \t]*+final (score|rating|grade)[*_`\s]*+:"
         r"|\[\[\s*(\d+(\.\d+)?|[ABC])\s*\]\]",
         re.IGNORECASE | re.MULTILINE,
     ),
