@@ -81,6 +81,8 @@ class _State:
     unsure: int = 0
     end: int = 0
     """Samples with lower indices are drawn, or being drawn."""
+    num_voters: int = 0
+    """The samples of complete rounds are those with lower indices."""
     over: str = ""
     """Why no more are drawn; "" if more may be."""
 
@@ -160,6 +162,7 @@ class Rounds:
         while not indices and not state.over:
             if any(index not in state.answers for index in range(state.end)):
                 return []  # the round is still being drawn
+            state.num_voters = state.end
             if state.end and self._is_decided(state):
                 state.over = DECIDED
             elif state.end >= self._num:
@@ -203,7 +206,7 @@ class Rounds:
         """
         problems = {}
         for problem_id, state in self._states.items():
-            row: dict[str, Any] = {"samples": state.end, "why": state.over or "under way"}
+            row: dict[str, Any] = {"samples": state.num_voters, "why": state.over or "under way"}
             if (floor := self.floor(problem_id)) is not None:
                 row |= {"unsure": state.unsure, "floor": floor}
             problems[problem_id] = row
@@ -219,4 +222,4 @@ class Rounds:
 
     def voters(self) -> dict[str, int]:
         """Return how many samples vote, from the first on, for each problem that has stopped."""
-        return {name: state.end for name, state in self._states.items() if state.over}
+        return {name: state.num_voters for name, state in self._states.items() if state.over}
