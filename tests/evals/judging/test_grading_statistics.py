@@ -16,7 +16,7 @@ from treegen.evals.judging.components import (
     design_of,
 )
 from treegen.evals.judging.interval import OF_FEW, correct_mean, mean_of, quantile
-from treegen.evals.judging.judgements import Judgement, JudgementSet
+from treegen.evals.judging.judgements import Judgement, JudgementSet, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.preference import bradley_terry, estimate_position_bias
 from treegen.evals.judging.rubric import load_rubric
@@ -401,3 +401,34 @@ def test_the_mean_of_each_judge_counts_clusters_and_may_be_missing() -> None:
     (_, _, j, k) = summarize([first, judged_by("k", [None] * 24)], groups=groups).tables[0].rows
     assert j == alone, "the interval of one of two judges is that of this judge alone"
     assert k == ("k", *[None] * 7)
+
+
+def judged_pair(judge: str, by_order: tuple[str, str], *, decided: bool) -> JudgementSet:
+    """The repeated verdicts of a judge on one pair of answers, shown in both orders."""
+    content = {
+        "choices": {"A": 1, "B": 0},
+        "wordings": ["{{ answer_a }} {{ answer_b }}"],
+        "pairs": True,
+    }
+    rubric = load_rubric(content)
+    settings = JudgeSettings(rubric=rubric, verdicts="samples", repeats=5, decided=decided)
+    judging = JudgeRun(judge, judge, "0", settings, ({"path": "a"}, {"path": "b"}), "ANSWER_1f")
+    orders = (((0, 0), (1, 0)), ((1, 0), (0, 0)))
+    judgements = [
+        Judgement("p", shown, 0, 0, repeat, verdict, rubric.choices[verdict])
+        for shown, verdicts in zip(orders, by_order, strict=True)
+        for repeat, verdict in enumerate(verdicts)
+    ]
+    return JudgementSet(judging, tuple(judgements))
+
+
+def test_pairs_count_settled_majorities_and_weights_of_judges() -> None:
+    for decided, wins in ((True, 1.0), (False, (0.75 + 1) / 2)):
+        strengths = pairs_of([judged_pair("j", ("AABA", "BBB"), decided=decided)]).strengths
+        assert strengths[0].wins == wins, "a settled majority is a verdict, not a share of wins"
+    jury = [
+        judged_pair("j", ("AAA", "BBB"), decided=True),
+        judged_pair("k", ("BBB", "AAA"), decided=True),
+    ]
+    assert pairs_of(jury).strengths[0].wins == 0.5
+    assert pairs_of(jury, [3.0, 1.0]).strengths[0].wins == 0.75
