@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from cli_cases import Command, write_jsonl
 
+from treegen.evals.identity import load_stored_job
+from treegen.evals.sample_recorder import SampleRecorder
 from treegen.evals.statistics.estimators import estimate, mean_interval, standard_error
 from treegen.report.compare import CLUSTERED, compare_runs
 from treegen.report.load import load_run
+from treegen.runs import RunDir
 
 
 def test_each_problem_a_cluster_is_the_usual_error() -> None:
@@ -82,6 +85,11 @@ def test_a_field_of_the_data_clusters_an_eval_and_a_comparison(
         errors[name] = done.document["runs"][0]["report"]["metrics"][0]
     assert errors["plain"]["value"] == errors["by"]["value"]
     assert errors["plain"]["low"] != errors["by"]["low"]
+    # The progress of a run shows the same interval.
+    with RunDir.open(tmp_path / "by") as run:
+        tally = SampleRecorder(load_stored_job({}, run), run).tally
+        assert tally is not None and (shown := tally.estimate()) is not None
+        assert (shown.low, shown.high) == (errors["by"]["low"], errors["by"]["high"])
     other = tmp_path / "other"
     treegen("eval", "jsonl", *how, "--seed", "1", "-T", "group_field=passage", "-o", other)
     found = compare_runs(load_run(tmp_path / "by"), load_run(other))
