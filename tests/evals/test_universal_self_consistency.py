@@ -17,6 +17,7 @@ from treegen.evals.scoring.universal_self_consistency import (
     read_picks,
 )
 from treegen.runs import RunDir
+from treegen.runs.record_format import decode_record, encode_record
 
 
 @pytest.mark.parametrize(
@@ -105,3 +106,17 @@ def test_samples_after_a_missing_one_are_not_shown(tmp_path: Path) -> None:
     with RunDir.open(run) as opened:
         job = load_job(resolve_eval_settings({}, {**stored_choices(opened.info), "score": True}))
         assert [prompt.samples for prompt in questions_of(job, opened)] == [(0, 1), (0, 1, 2, 3)]
+
+
+def test_the_reasoning_of_samples_is_not_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_problems=1, num_samples=2)
+    thinking = {"tokens": 4, "end": 8, "closed": True}
+    lines = (run / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    records = [
+        {**decode_record(line), "text": "Let me..It is 4.", "thinking": thinking} for line in lines
+    ]
+    (run / "samples.jsonl").write_bytes(b"".join(map(encode_record, records)))
+    with RunDir.open(run) as opened:
+        job = load_job(resolve_eval_settings({}, {**stored_choices(opened.info), "score": True}))
+        (prompt,) = questions_of(job, opened)
+    assert "Response 2: It is 4.\n" in prompt.prompt and "Let me" not in prompt.prompt

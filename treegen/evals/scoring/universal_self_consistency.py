@@ -1,9 +1,10 @@
 """Universal self-consistency: the model itself picks the most consistent of its answers.
 
 The method is Chen et al. 2023, "Universal Self-Consistency for Large Language Model Generation".
-For each problem, a further prompt shows the question and the texts of the samples, and asks which
-sample is most consistent with the others, so that answers that cannot be compared can vote too. The
-same model answers greedily, and each pick is stored in the run directory as it arrives.
+For each problem, a further prompt shows the question and the texts of the samples, without their
+reasoning, and asks which sample is most consistent with the others, so that answers that cannot be
+compared can vote too. The same model answers greedily, and each pick is stored in the run directory
+as it arrives.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treegen.common.checks import check_argument_types
 from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, InputError, arg
+from treegen.evals.thinking import get_answer_text
 from treegen.prompts.tree import Node
 from treegen.runs import RecordFile, RunDir, open_for_append
 
@@ -175,7 +177,7 @@ def questions_of(job: "Job", run: RunDir, most: int | None = None) -> list[PickP
     """
     texts: dict[str, dict[int, str]] = {problem.id: {} for problem in job.data.problems}
     for record in run.records():
-        texts[record["problem_id"]][record["sample_index"]] = record["text"]
+        texts[record["problem_id"]][record["sample_index"]] = get_answer_text(record)
     for problem_id, problem_texts in texts.items():
         if 0 not in problem_texts:
             raise InputError(

@@ -155,7 +155,7 @@ def vote_table(
             if reason:
                 rows.append((Message(f"{name} ({reason.marked})"), filter, None, *[None] * 6))
                 continue
-            for k in {num_shown for _, num_shown in inputs.picks.values()} if name == USC else ks:
+            for k in sorted({num for _, num in inputs.picks.values()}) if name == USC else ks:
                 cells = _values(name, groups, filter, k, inputs, clusters)
                 if cells is not None:
                     rows.append((name, filter, k, *cells))
