@@ -88,7 +88,11 @@ class _State:
 
 
 class Rounds:
-    """Decides which samples of each problem to draw next, and which need not be drawn at all."""
+    """Decides which samples of each problem to draw next, and which need not be drawn at all.
+
+    Attributes:
+        num_not_drawn: The number of planned samples that need not be drawn.
+    """
 
     def __init__(
         self,
@@ -111,17 +115,12 @@ class Rounds:
         self._chance = parse_stop_rule(settings.stop_when)
         self._states = {problem_id: _State() for problem_id in problem_ids}
         self._changed = dict.fromkeys(problem_ids)  # problems to check for a next round
+        self.num_not_drawn = 0  # a running sum, because it is read in every decode step
 
     @property
     def reads_answers(self) -> bool:
         """Whether `add` needs the answers of samples."""
         return self._chance is not None
-
-    @property
-    def num_not_drawn(self) -> int:
-        """The number of planned samples that need not be drawn."""
-        states = self._states.values()
-        return sum(self._num - len(state.answers) for state in states if state.over)
 
     def add(self, record: Mapping[str, Any], answer: str | None) -> None:
         """Add a finished sample.
@@ -133,6 +132,7 @@ class Rounds:
         problem_id, index = record["problem_id"], record["sample_index"]
         state = self._states[problem_id]
         unsure = record["finish_reason"] == STOPPED
+        self.num_not_drawn -= bool(state.over) and index not in state.answers
         state.answers[index] = None if unsure else answer
         state.unsure += unsure
         if confidence := record.get("confidence"):
@@ -170,6 +170,8 @@ class Rounds:
             else:
                 start, state.end = state.end, self._end_after(state.end)
                 indices = [i for i in range(start, state.end) if i not in state.answers]
+            if state.over:
+                self.num_not_drawn += self._num - len(state.answers)
         return indices
 
     def _end_after(self, end: int) -> int:
