@@ -29,8 +29,8 @@ Reader = Callable[[str, Sequence[str]], str | None]
 
 _VERDICT_LINE: Final = re.compile(r"[*_`\s]*+verdict[*_`]*+\s*+:(.*)", re.IGNORECASE)
 _MARKUP: Final = re.compile(r"[*_`\s]*+")  # Markdown around a verdict
-_RATING: Final = re.compile(r"\[\[(\d+\.?\d*)\]\]")
-_RATING_BACKUP: Final = re.compile(r"\[(\d+\.?\d*)\]")
+_RATING: Final = re.compile(r"\[\[(\d++\.?+\d*+)\]\]")
+_RATING_BACKUP: Final = re.compile(r"\[(\d++\.?+\d*+)\]")
 
 
 def last_line(text: str, choices: Sequence[str]) -> str | None:
