@@ -9,11 +9,16 @@ import pytest
 from cli_cases import Command, write_jsonl
 
 from treegen.evals.identity import load_stored_job
+from treegen.evals.problem import Problem
 from treegen.evals.sample_recorder import SampleRecorder
 from treegen.evals.statistics.estimators import estimate, mean_interval, standard_error
+from treegen.evals.statistics.metrics import ReportOptions
+from treegen.evals.verdict import SampleScore
 from treegen.report.compare import CLUSTERED, compare_runs
 from treegen.report.load import load_run
 from treegen.runs import RunDir
+from treegen.tasks import get_task
+from treegen.tasks.programs.report import ProgramVerdict
 
 
 def test_each_problem_a_cluster_is_the_usual_error() -> None:
@@ -97,3 +102,31 @@ def test_a_field_of_the_data_clusters_an_eval_and_a_comparison(
     assert found.tokens is not None and found.tokens.a > 0
     missing = treegen("eval", "jsonl", *how, "-T", "group_field=passages", "-o", tmp_path / "x")
     assert "passages" in missing.error
+
+
+@pytest.mark.parametrize("name", ["math500", "apps"])
+def test_tables_and_rates_are_clustered_like_accuracies(name: str) -> None:
+    column = {"math500": "subject", "apps": "difficulty"}[name]
+    problems = [
+        Problem(f"p{i}", "q", "1", {column: f"half {i % 2}"}, group=f"g{i // 8}") for i in range(24)
+    ]
+    right = [i % 8 < 3 for i in range(24)]
+    task = get_task(name)
+    scores = []
+    for problem, is_right in zip(problems, right, strict=True):
+        outcome = "accepted" if is_right else "timeout"
+        verdict = ProgramVerdict("h", is_right, float(is_right), outcome)
+        scores.append(SampleScore(problem.id, 0, "stop", dict.fromkeys(task.filters, verdict)))
+    ids = [problem.id for problem in problems]
+    report = task.aggregate(
+        scores, ReportOptions(problem_ids=ids, num_samples=1, problems=problems)
+    )
+    table = next(table for table in report.tables if column in table.title)
+    for half, row in enumerate(table.rows):
+        members = range(half, 24, 2)
+        expected = estimate([float(right[i]) for i in members], [i // 8 for i in members])
+        assert row[2:] == (expected.value, expected.stderr, expected.low, expected.high)
+    if name == "apps":
+        row = next(row for row in report.metrics if row.metric == "timeout")
+        expected = estimate([float(not flag) for flag in right], [i // 8 for i in range(24)])
+        assert (row.stderr, row.low, row.high) == (expected.stderr, expected.low, expected.high)
