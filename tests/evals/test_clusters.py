@@ -127,6 +127,6 @@ def test_tables_and_rates_are_clustered_like_accuracies(name: str) -> None:
         expected = estimate([float(right[i]) for i in members], [i // 8 for i in members])
         assert row[2:] == (expected.value, expected.stderr, expected.low, expected.high)
     if name == "apps":
-        row = next(row for row in report.metrics if row.metric == "timeout")
+        rate = next(metric for metric in report.metrics if metric.metric == "timeout")
         expected = estimate([float(not flag) for flag in right], [i // 8 for i in range(24)])
-        assert (row.stderr, row.low, row.high) == (expected.stderr, expected.low, expected.high)
+        assert (rate.stderr, rate.low, rate.high) == (expected.stderr, expected.low, expected.high)
