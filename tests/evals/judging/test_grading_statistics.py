@@ -403,8 +403,10 @@ def test_the_mean_of_each_judge_counts_clusters_and_may_be_missing() -> None:
     assert k == ("k", *[None] * 7)
 
 
-def judged_pair(judge: str, by_order: tuple[str, str], *, decided: bool) -> JudgementSet:
-    """The repeated verdicts of a judge on one pair of answers, shown in both orders."""
+def judged_pair(
+    judge: str, by_order: tuple[str, str], *, decided: bool = False, problems: int = 1
+) -> JudgementSet:
+    """The repeated verdicts of a judge on a pair of answers per problem, shown in both orders."""
     content = {
         "choices": {"A": 1, "B": 0},
         "wordings": ["{{ answer_a }} {{ answer_b }}"],
@@ -415,7 +417,8 @@ def judged_pair(judge: str, by_order: tuple[str, str], *, decided: bool) -> Judg
     judging = JudgeRun(judge, judge, "0", settings, ({"path": "a"}, {"path": "b"}), "ANSWER_1f")
     orders = (((0, 0), (1, 0)), ((1, 0), (0, 0)))
     judgements = [
-        Judgement("p", shown, 0, 0, repeat, verdict, rubric.choices[verdict])
+        Judgement(f"p{problem}", shown, 0, 0, repeat, verdict, rubric.choices[verdict])
+        for problem in range(problems)
         for shown, verdicts in zip(orders, by_order, strict=True)
         for repeat, verdict in enumerate(verdicts)
     ]
@@ -432,3 +435,15 @@ def test_pairs_count_settled_majorities_and_weights_of_judges() -> None:
     ]
     assert pairs_of(jury).strengths[0].wins == 0.5
     assert pairs_of(jury, [3.0, 1.0]).strengths[0].wins == 0.75
+
+
+def test_pairs_of_one_group_are_one_cluster() -> None:
+    won, lost = judged_pair("j", ("A", "B"), problems=12), judged_pair("j", ("B", "A"), problems=24)
+    later = [one for one in lost.judgements if int(one.problem_id[1:]) >= 12]
+    both = [JudgementSet(won.judging, (*won.judgements, *later))]
+    groups = {f"p{i}": f"g{i // 4}" for i in range(24)}
+    alone, clustered = pairs_of(both), pairs_of(both, groups=groups)
+    assert alone == pairs_of(both, groups={}) and clustered.runs == alone.runs
+    assert clustered.strengths[0].stderr > 1.5 * alone.strengths[0].stderr
+    assert alone.strengths[0].wins == alone.position.first == 0.5
+    assert clustered.position.low < alone.position.low

@@ -305,7 +305,11 @@ class Pairs:
         }
 
 
-def pairs_of(judged: Sequence[JudgementSet], weights: Sequence[float] | None = None) -> Pairs:
+def pairs_of(
+    judged: Sequence[JudgementSet],
+    weights: Sequence[float] | None = None,
+    groups: Mapping[str, str] | None = None,
+) -> Pairs:
     """Return the results of runs in pairwise comparison by a jury.
 
     The result of a pair is the mean of both orders, each averaged over wordings, criteria and
@@ -315,6 +319,8 @@ def pairs_of(judged: Sequence[JudgementSet], weights: Sequence[float] | None = N
     Args:
         judged: Judge runs that differ only in their judge.
         weights: The weight of each judge; None for equal weights.
+        groups: The cluster of each problem, by id; empty for a problem without a cluster. None
+            treats problems as independent.
 
     Raises:
         InputError: no pair has readable verdicts in both orders.
@@ -329,19 +335,23 @@ def pairs_of(judged: Sequence[JudgementSet], weights: Sequence[float] | None = N
             weighted = 1 - value if swapped else value, weight * judge_weight
             wins[problem, pair].setdefault(swapped, []).append(weighted)
     orders: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    clusters: dict[str, tuple[str, ...]] = {}
     pairs = []
     for (problem, pair), values in wins.items():
         if len(values) < 2:
             continue
         first, second = (_weighted_mean(values[swapped]) for swapped in (False, True))
         orders[problem].append((first, second))
-        pairs.append((problem, pair[0][0], pair[1][0], (first + second) / 2))
+        group = (groups or {}).get(problem)
+        clusters[problem] = (group,) if group else ("", problem)
+        pairs.append((clusters[problem], pair[0][0], pair[1][0], (first + second) / 2))
     if not pairs:
         raise InputError(
             "no pair has readable verdicts in both orders; judge more samples, or pass another "
             f"{arg('judge=')}"
         )
-    return Pairs(runs, tuple(bradley_terry(pairs, len(runs))), estimate_position_bias(orders))
+    strengths = bradley_terry(pairs, len(runs))
+    return Pairs(runs, tuple(strengths), estimate_position_bias(orders, clusters))
 
 
 def _ends(strength: Strength) -> tuple[Cell, Cell]:

@@ -166,7 +166,7 @@ def summarize(
     mean, variances = mean_of(values, clusters), components(values)
     together = cells(jury_of(rows, weights, combine)) if len(judged) > 1 else None
     jury = None if together is None else mean_of(together, clusters)
-    more_tables, more = _scores_of_kind(judged, weights)
+    more_tables, more = _scores_of_kind(judged, weights, groups)
     notices = list_notices(judged, mean)
     tables = [
         make_mean_table(judged, _list_means(judged, mean, jury, combine, groups), notices),
@@ -213,17 +213,20 @@ def _problem_means(rows: Sequence[tuple[Any, ...]]) -> dict[str, float]:
 
 
 def _scores_of_kind(
-    judged: Sequence[JudgementSet], weights: Sequence[float] | None
+    judged: Sequence[JudgementSet],
+    weights: Sequence[float] | None,
+    groups: Mapping[str, str] | None,
 ) -> tuple[list[Table], dict[str, Any]]:
     """Return the results that only some rubrics have, as tables and as an object for JSON.
 
     Args:
         judged: Judge runs that differ only in their judge.
         weights: The weight of each judge; None for equal weights.
+        groups: As for `summarize`.
     """
     tables, more = official_tables(judged)
     if judged[0].judging.settings.rubric.pairs:
-        pairs = pairs_of(judged, weights)
+        pairs = pairs_of(judged, weights, groups)
         by_chance = judged[0].judging.settings.verdicts == "likelihood"
         order = order_table(pairs.position, by_chance=by_chance)
         return [pairs.table, order, *tables], {**pairs.to_json(), **more}
