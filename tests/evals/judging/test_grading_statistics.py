@@ -11,9 +11,9 @@ from judging_coverage import Case, coverage, draw
 from treegen.errors import InputError
 from treegen.evals.judging.components import (
     REST,
-    cells,
-    components,
     design_of,
+    estimate_components,
+    make_cells,
 )
 from treegen.evals.judging.interval import OF_FEW, correct_mean, mean_of, quantile
 from treegen.evals.judging.judgements import Judgement, JudgementSet, pairs_of
@@ -88,7 +88,7 @@ def test_variances_of_a_balanced_design_are_those_of_the_textbook() -> None:
     rng = np.random.default_rng(1)
     y = rng.normal(0, 0.5, (9, 1)) + rng.normal(0, 0.3, (1, 4)) + rng.normal(0, 0.2, (9, 4))
     rows = [(y[p, w], p, p, 0, w) for p in range(9) for w in range(4)]
-    found = components(cells(rows))
+    found = estimate_components(make_cells(rows))
     by_problem, by_wording = y.mean(axis=1), y.mean(axis=0)
     rest = y - by_problem[:, None] - by_wording[None, :] + y.mean()
     mean_rest = (rest**2).sum() / (8 * 3)
@@ -127,19 +127,19 @@ def test_variances_are_right_on_average_also_with_holes() -> None:
             for i in np.ndindex(n, k, j, w)
             if rng.random() < 0.8
         ]
-        for name, value in components(cells(rows)).items():
+        for name, value in estimate_components(make_cells(rows)).items():
             assert value is not None and value >= 0
             sums[name] += value / 60
     assert sums == pytest.approx(truth, rel=0.2)
 
 
 def test_a_design_of_one_cell_has_no_variances() -> None:
-    assert set(components(cells([(0.5, "p", "a", 0, 0)])).values()) == {None}
-    found = mean_of(cells([(0.5, "p", "a", 0, 0)]))
+    assert set(estimate_components(make_cells([(0.5, "p", "a", 0, 0)])).values()) == {None}
+    found = mean_of(make_cells([(0.5, "p", "a", 0, 0)]))
     assert found.value == 0.5 and found.low <= 0.5 <= found.high and found.stderr is None
     assert found.given == ("judge", "wording")
     with pytest.raises(InputError, match="no verdict could be read"):
-        cells([])
+        make_cells([])
 
 
 @pytest.mark.parametrize("case", [Case(20, 2, 3, 3), Case(30, 1, 1, 4), Case(8, 3, 1, 1)], ids=str)
@@ -150,13 +150,15 @@ def test_the_predicted_interval_is_that_of_means(case: Case) -> None:
         found, _ = draw(case, rng)
         interval = mean_of(found)
         present.append(reach_of(interval))
-        predicted.append(predicted_reach(components(found), design_of(found), interval.value))
+        predicted.append(
+            predicted_reach(estimate_components(found), design_of(found), interval.value)
+        )
     assert np.mean(predicted) == pytest.approx(np.mean(present), rel=0.05)
 
 
 def test_what_is_needed_is_enough_and_no_more() -> None:
     found, _ = draw(Case(20, 2, 3, 3), np.random.default_rng(4))
-    variances, design, interval = components(found), design_of(found), mean_of(found)
+    variances, design, interval = estimate_components(found), design_of(found), mean_of(found)
     scale = reach_of(interval) / predicted_reach(variances, design, interval.value)
     for each in required_numbers(variances, design, 0.12, interval):
         if each.needed is None or each.what == "repeats":
@@ -168,7 +170,7 @@ def test_what_is_needed_is_enough_and_no_more() -> None:
         ]
         assert reach[0] <= 0.12001 and (reach[1] > 0.11999 or each.needed <= 2)
     alone, _ = draw(Case(20, 2, 1, 1), np.random.default_rng(5))
-    needs = required_numbers(components(alone), design_of(alone), 0.05, mean_of(alone))
+    needs = required_numbers(estimate_components(alone), design_of(alone), 0.05, mean_of(alone))
     needed = {need.what: need.needed for need in needs}
     assert (
         needed["judges"] is None and needed["wordings"] is None and needed["problems"] is not None
@@ -181,9 +183,11 @@ def test_as_much_as_now_is_needed_for_the_present_interval(clustered: bool) -> N
     """Also if all values are equal, so that only the imaginary problems give the interval."""
     rng = np.random.default_rng(7)
     for values in (np.ones(20), np.full(20, 0.5), rng.random(20)):
-        found = cells([(float(y), i, (i, 0), 0, w) for i, y in enumerate(values) for w in (0, 1)])
+        found = make_cells(
+            [(float(y), i, (i, 0), 0, w) for i, y in enumerate(values) for w in (0, 1)]
+        )
         interval = mean_of(found, {i: str(i // 4) for i in range(20)} if clustered else None)
-        variances, design, width = components(found), design_of(found), reach_of(interval)
+        variances, design, width = estimate_components(found), design_of(found), reach_of(interval)
         (now, *_) = required_numbers(variances, design, width * 1.0001, interval)
         assert now.needed == 20
         (more, *others) = required_numbers(variances, design, width / 3, interval)

@@ -11,9 +11,9 @@ import numpy as np
 from treegen.errors import InputError, arg
 from treegen.evals.judging.components import (
     Cells,
-    cells,
-    components,
     design_of,
+    estimate_components,
+    make_cells,
 )
 from treegen.evals.judging.interval import CorrectedMean, Mean, correct_mean, mean_of
 from treegen.evals.judging.judgements import JudgementSet, get_cells, order_table, pairs_of
@@ -158,13 +158,13 @@ def summarize(
         notices = list_notices(judged, None)
         table = make_verdict_table(judged, notices)
         return Summary(title, tuple(judged), tables=(table,), notices=tuple(notices))
-    values = cells(rows)
+    values = make_cells(rows)
     problem_ids = tuple(dict.fromkeys(str(row[1]) for row in rows))
     clusters = None
     if groups is not None:
         clusters = {i: groups.get(p, "") for i, p in enumerate(problem_ids)}
-    mean, variances = mean_of(values, clusters), components(values)
-    together = cells(jury_of(rows, weights, combine)) if len(judged) > 1 else None
+    mean, variances = mean_of(values, clusters), estimate_components(values)
+    together = make_cells(jury_of(rows, weights, combine)) if len(judged) > 1 else None
     jury = None if together is None else mean_of(together, clusters)
     more_tables, more = _scores_of_kind(judged, weights, groups)
     notices = list_notices(judged, mean)
@@ -246,7 +246,7 @@ def _mean_of_rows(rows: Sequence[tuple[Any, ...]], groups: Mapping[str, str] | N
     if groups is not None:
         problem_ids = dict.fromkeys(str(row[1]) for row in rows)
         clusters = {i: groups.get(p, "") for i, p in enumerate(problem_ids)}
-    return mean_of(cells(rows), clusters)
+    return mean_of(make_cells(rows), clusters)
 
 
 def _list_means(
