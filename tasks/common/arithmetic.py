@@ -239,7 +239,7 @@ def _evaluate(side: str) -> Fraction | None:
         ArithmeticError: The side divides by zero, or a value is too large.
     """
     values: list[Fraction] = []
-    waiting: list[str] = []
+    operators: list[str] = []
     # Whether each value is a percentage. In a product 20% is 0.2; elsewhere it is 20.
     shares: list[bool] = []
     value_next = True
@@ -250,9 +250,9 @@ def _evaluate(side: str) -> Fraction | None:
         sign = _operator(text, is_number=bool(token["number"]), after_value=not value_next)
         if sign:
             # A power binds to the right.
-            if not _reduce(values, shares, waiting, _OPERATIONS[sign][0] + (sign == "^")):
+            if not _reduce(values, shares, operators, _OPERATIONS[sign][0] + (sign == "^")):
                 return None
-            waiting.append(sign)
+            operators.append(sign)
             value_next = True
         if token["number"]:
             match = _NUMBER.fullmatch(text)
@@ -263,16 +263,16 @@ def _evaluate(side: str) -> Fraction | None:
             shares.append(False)
             value_next = False
         elif text == "(":
-            waiting.append(text)
+            operators.append(text)
         elif text == ")":
-            if not _reduce(values, shares, waiting, 0):
+            if not _reduce(values, shares, operators, 0):
                 return None
-            if waiting:
-                waiting.pop()
+            if operators:
+                operators.pop()
         elif text == "%" and shares:
             shares[-1] = True
-    waiting = [sign for sign in waiting if sign != "("]
-    if not _reduce(values, shares, waiting, 0) or len(values) != 1:
+    operators = [sign for sign in operators if sign != "("]
+    if not _reduce(values, shares, operators, 0) or len(values) != 1:
         return None
     return values[0]
 
@@ -294,20 +294,20 @@ def _operator(text: str, *, is_number: bool, after_value: bool) -> str:
     return "*" if "of" in text else ""
 
 
-def _reduce(values: list[Fraction], shares: list[bool], waiting: list[str], binding: int) -> bool:
-    """Apply the waiting signs that bind at least as strongly as `binding`.
+def _reduce(values: list[Fraction], shares: list[bool], operators: list[str], binding: int) -> bool:
+    """Apply the operators that bind at least as strongly as `binding`.
 
     Args:
         values: Operands so far; results replace their operands in place.
         shares: Whether each operand is a percentage.
-        waiting: Operators and opening brackets that are not applied yet.
+        operators: Operators and opening brackets that are not applied yet.
         binding: The lowest strength of an operator to apply.
 
     Returns:
         False if an operand is missing.
     """
-    while waiting and waiting[-1] != "(" and _OPERATIONS[waiting[-1]][0] >= binding:
-        sign = waiting.pop()
+    while operators and operators[-1] != "(" and _OPERATIONS[operators[-1]][0] >= binding:
+        sign = operators.pop()
         if len(values) < 2:
             return False
         (b, b_share), (a, a_share) = ((values.pop(), shares.pop()) for _ in range(2))

@@ -211,7 +211,9 @@ class TextTask(Task):
         for name in self.groups:
             group_of = {problem.id: problem.metadata.get(name) for problem in options.problems}
             title = f"accuracy by {name}"
-            report = with_table(report, scores, title, name.capitalize(), group_of)
+            report = with_table(
+                report, scores, title, name.capitalize(), group_of, options.problems
+            )
         return report
 
 
@@ -254,6 +256,7 @@ def with_table(
     title: str,
     column: str,
     group_of: Mapping[str, str | int | None],
+    problems: Sequence[Problem] = (),
 ) -> Report:
     """Return the report with a table of accuracy by group of problems, for the headline filter.
 
@@ -265,6 +268,7 @@ def with_table(
         title: Title of the table.
         column: Heading of the column of groups.
         group_of: Group of each problem id; a problem with the group None or "" belongs to none.
+        problems: The problems, whose own `group` clusters the error bars.
     """
     ids: dict[str | int, list[str]] = {}
     for problem_id, group in group_of.items():
@@ -277,4 +281,6 @@ def with_table(
         for group in sorted(ids, key=lambda group: (isinstance(group, str), group))
     ]
     values = problem_values(scores, report.metrics[0].filter)
-    return replace(report, tables=(*report.tables, table_by(title, column, groups, values)))
+    clusters = {problem.id: problem.group for problem in problems if problem.group}
+    table = table_by(title, column, groups, values, clusters)
+    return replace(report, tables=(*report.tables, table))

@@ -9,6 +9,7 @@ from treegen.evals.statistics.metrics import (
     MetricRow,
     Report,
     ReportOptions,
+    clusters_of,
     default_pass_ks,
     mean_row,
 )
@@ -71,19 +72,20 @@ class ReportedTask(TextTask):
             if row.metric != "invalid"
         ]
         cut = next(i for i, row in enumerate(rows) if row.metric == "truncated")
-        rows[cut:cut] = _outcome_rows(scores, rows[0], by_test=self.all_tests)
+        rows[cut:cut] = _outcome_rows(scores, rows[0], options, by_test=self.all_tests)
         tables = _difficulty_tables(self, scores, options)
         return replace(overall, metrics=tuple(rows), tables=(*overall.tables, *tables))
 
 
 def _outcome_rows(
-    scores: Sequence[SampleScore], like: MetricRow, *, by_test: bool
+    scores: Sequence[SampleScore], like: MetricRow, options: ReportOptions, *, by_test: bool
 ) -> list[MetricRow]:
     """Return the test-case average and the rates of outcomes, as means over problems.
 
     Args:
         scores: Scores of the samples.
         like: A row of the report, which names the task, the filter and the shots.
+        options: Options of the report.
         by_test: Whether the share of passed tests is known.
     """
     grouped: dict[str, list[ProgramVerdict]] = {}
@@ -91,10 +93,11 @@ def _outcome_rows(
         verdict = sample.verdicts[like.filter]
         assert isinstance(verdict, ProgramVerdict)
         grouped.setdefault(sample.problem_id, []).append(verdict)
+    clusters = clusters_of(options.problems, list(grouped))
 
     def _row(metric: str, values: list[float], *, higher_is_better: bool = False) -> MetricRow:
         empty: dict[str, Any] = {"stderr": None, "low": None, "high": None, "reason": None}
-        fields = {**empty, **mean_row(values), "higher_is_better": higher_is_better}
+        fields = {**empty, **mean_row(values, None, clusters), "higher_is_better": higher_is_better}
         return replace(like, metric=metric, **fields)
 
     # fsum does not depend on the order of the samples.
@@ -134,8 +137,10 @@ def _difficulty_tables(
     ]
     name = task.headline.replace("_", " ")
     values = problem_values(flags, filter)
-    tables = [table_by(f"{name} by difficulty", "Difficulty", groups, values)]
+    clusters = {problem.id: problem.group for problem in options.problems if problem.group}
+    tables = [table_by(f"{name} by difficulty", "Difficulty", groups, values, clusters)]
     if task.all_tests:
         values = problem_values(scores, filter)
-        tables.append(table_by("test-case average by difficulty", "Difficulty", groups, values))
+        title = "test-case average by difficulty"
+        tables.append(table_by(title, "Difficulty", groups, values, clusters))
     return tables

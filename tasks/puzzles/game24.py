@@ -69,7 +69,7 @@ class Expression:
 def parse(text: str) -> Expression | None:
     """Return the expression if the whole text is one, without unary signs; otherwise None."""
     output: list[Number | str] = []
-    waiting: list[str] = []
+    operators: list[str] = []
     operand_next, at = True, 0
     text = text.rstrip()
     while at < len(text):
@@ -80,21 +80,21 @@ def parse(text: str) -> Expression | None:
         if token == "(":
             if not operand_next:
                 return None
-            waiting.append(token)
+            operators.append(token)
         elif token == ")":
             if operand_next:
                 return None
-            while waiting and waiting[-1] != "(":
-                output.append(waiting.pop())
-            if not waiting:
+            while operators and operators[-1] != "(":
+                output.append(operators.pop())
+            if not operators:
                 return None
-            waiting.pop()
+            operators.pop()
         elif token in _BINDING:
             if operand_next:
                 return None
-            while waiting and _BINDING.get(waiting[-1], 0) >= _BINDING[token]:
-                output.append(waiting.pop())
-            waiting.append(token)
+            while operators and _BINDING.get(operators[-1], 0) >= _BINDING[token]:
+                output.append(operators.pop())
+            operators.append(token)
             operand_next = True
         else:
             number = read_number(token)
@@ -102,9 +102,9 @@ def parse(text: str) -> Expression | None:
                 return None
             output.append(number)
             operand_next = False
-    if operand_next or "(" in waiting:
+    if operand_next or "(" in operators:
         return None
-    return Expression((*output, *reversed(waiting)))
+    return Expression((*output, *reversed(operators)))
 
 
 def value_with(text: str, numbers: Sequence[Number]) -> Number | None:

@@ -130,8 +130,8 @@ class ChartQA(VisionTask):
         # Keep a full stop at the start, because it may begin a number such as .5.
         last = finals[-1].strip(" *_").rstrip(".* _") if finals else text.strip()
         return {
-            "relaxed": _is_close_number(text.strip(), answers),
-            "final": _is_close_number(last, answers),
+            "relaxed": _relaxed_verdict(text.strip(), answers),
+            "final": _relaxed_verdict(last, answers),
         }
 
 
@@ -175,7 +175,7 @@ class DocVQA(VisionTask):
         return replace(report, metrics=(row, *report.metrics))
 
 
-def _is_close_number(text: str, answers: Sequence[str]) -> Verdict:
+def _relaxed_verdict(text: str, answers: Sequence[str]) -> Verdict:
     number = number_of(text)
     reading = text.lower()
     # If 0 is right, answers are compared as texts: 0.0 is wrong, so it must not vote with 0.

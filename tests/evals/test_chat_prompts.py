@@ -55,6 +55,17 @@ def test_a_turn_per_shot_as_in_lm_eval(gsm8k: dict[str, Any]) -> None:
     ]
 
 
+def test_a_system_instruction_joins_the_system_turn_of_a_chat(tmp_path: Path) -> None:
+    chat = [turn("system", "You are a poet."), turn("user", "Write.")]
+    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": chat, "answer": "x"}])
+    task = {"task": "jsonl", "data": str(data), "extra": {"messages_field": "messages"}}
+    assert messages(task) == chat
+    assert messages({**task, "system_instruction": "Be brief."}) == [
+        turn("system", "Be brief.\n\nYou are a poet."),
+        turn("user", "Write."),
+    ]
+
+
 def test_all_shots_in_one_turn_on_request(gsm8k: dict[str, Any]) -> None:
     (only,) = messages({**gsm8k, "fewshot_as_multiturn": False})
     plain = load_job(resolve_eval_settings({"model": "x", **gsm8k}))

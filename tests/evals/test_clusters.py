@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 from cli_cases import Command, write_jsonl
 
+from treegen.evals.identity import load_stored_job
+from treegen.evals.problem import Problem
+from treegen.evals.sample_recorder import SampleRecorder
 from treegen.evals.statistics.estimators import estimate, mean_interval, standard_error
+from treegen.evals.statistics.metrics import ReportOptions
+from treegen.evals.verdict import SampleScore
 from treegen.report.compare import CLUSTERED, compare_runs
 from treegen.report.load import load_run
+from treegen.runs import RunDir
+from treegen.tasks import get_task
+from treegen.tasks.programs.report import ProgramVerdict
 
 
 def test_each_problem_a_cluster_is_the_usual_error() -> None:
@@ -82,6 +90,11 @@ def test_a_field_of_the_data_clusters_an_eval_and_a_comparison(
         errors[name] = done.document["runs"][0]["report"]["metrics"][0]
     assert errors["plain"]["value"] == errors["by"]["value"]
     assert errors["plain"]["low"] != errors["by"]["low"]
+    # The progress of a run shows the same interval.
+    with RunDir.open(tmp_path / "by") as run:
+        tally = SampleRecorder(load_stored_job({}, run), run).tally
+        assert tally is not None and (shown := tally.estimate()) is not None
+        assert (shown.low, shown.high) == (errors["by"]["low"], errors["by"]["high"])
     other = tmp_path / "other"
     treegen("eval", "jsonl", *how, "--seed", "1", "-T", "group_field=passage", "-o", other)
     found = compare_runs(load_run(tmp_path / "by"), load_run(other))
@@ -89,3 +102,31 @@ def test_a_field_of_the_data_clusters_an_eval_and_a_comparison(
     assert found.tokens is not None and found.tokens.a > 0
     missing = treegen("eval", "jsonl", *how, "-T", "group_field=passages", "-o", tmp_path / "x")
     assert "passages" in missing.error
+
+
+@pytest.mark.parametrize("name", ["math500", "apps"])
+def test_tables_and_rates_are_clustered_like_accuracies(name: str) -> None:
+    column = {"math500": "subject", "apps": "difficulty"}[name]
+    problems = [
+        Problem(f"p{i}", "q", "1", {column: f"half {i % 2}"}, group=f"g{i // 8}") for i in range(24)
+    ]
+    right = [i % 8 < 3 for i in range(24)]
+    task = get_task(name)
+    scores = []
+    for problem, is_right in zip(problems, right, strict=True):
+        outcome = "accepted" if is_right else "timeout"
+        verdict = ProgramVerdict("h", is_right, float(is_right), outcome)
+        scores.append(SampleScore(problem.id, 0, "stop", dict.fromkeys(task.filters, verdict)))
+    ids = [problem.id for problem in problems]
+    report = task.aggregate(
+        scores, ReportOptions(problem_ids=ids, num_samples=1, problems=problems)
+    )
+    table = next(table for table in report.tables if column in table.title)
+    for half, row in enumerate(table.rows):
+        members = range(half, 24, 2)
+        expected = estimate([float(right[i]) for i in members], [i // 8 for i in members])
+        assert row[2:] == (expected.value, expected.stderr, expected.low, expected.high)
+    if name == "apps":
+        rate = next(metric for metric in report.metrics if metric.metric == "timeout")
+        expected = estimate([float(not flag) for flag in right], [i // 8 for i in range(24)])
+        assert (rate.stderr, rate.low, rate.high) == (expected.stderr, expected.low, expected.high)

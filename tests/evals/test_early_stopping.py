@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ import pytest
 from cli_cases import Command, write_jsonl
 
 from treegen.api.run import open_run
+from treegen.common.outputs import Completion
 from treegen.errors import InputError
 from treegen.evals.config.eval_settings import EvalSettings, resolve_eval_settings
 from treegen.evals.early_stopping import Rounds, parse_stop_rule
 from treegen.evals.job import load_job, prepare_job
-from treegen.evals.sampling import sample
+from treegen.evals.sampling import RecordMaker, sample
 from treegen.evals.scoring.results import write_results
 from treegen.evals.scoring.samples import restore_rounds
 from treegen.evals.statistics.confidence import Confidence, group_confidences, stops_at, summary
@@ -370,3 +372,25 @@ def test_equal_answers_decide_together() -> None:
             rounds.add({"problem_id": "q", "sample_index": index, "finish_reason": "stop"}, answer)
         drawn[name] = rounds.take_due()
     assert drawn == {"by strings": [("q", [4, 5, 6, 7])], "by classes": []}
+
+
+def test_samples_of_a_round_under_way_are_no_voters() -> None:
+    settings = resolve_eval_settings({**BASE, "stop_when": "decided", "stop_batch": 4})
+    rounds = Rounds(settings, ["q"])
+    rounds.take_due()
+    for index, answer in enumerate("abababa"):
+        rounds.add({"problem_id": "q", "sample_index": index, "finish_reason": "stop"}, answer)
+        rounds.take_due()
+    assert rounds.to_json()["problems"]["q"] == {"samples": 4, "why": "under way"}
+    assert rounds.voters() == {}
+
+
+def test_a_sample_without_tokens_has_no_self_certainty() -> None:
+    """Its structure allows no token at all, for example."""
+    settings = resolve_eval_settings({**BASE, "self_certainty": True})
+    request = SimpleNamespace(id="q", tokens=np.arange(3))
+    job = SimpleNamespace(settings=settings, task_requests=None)
+    completion = Completion("q", 0, 1, "", (), (), "error")
+    records = RecordMaker(SimpleNamespace(requests=[request]), job)  # type: ignore[arg-type]
+    record = records.record(completion)
+    assert record["num_tokens"] == 0 and "self_certainty" not in record

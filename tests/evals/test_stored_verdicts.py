@@ -22,7 +22,7 @@ from treegen.evals.job import Job
 from treegen.evals.scoring import run_verdicts, verdict_cache
 from treegen.evals.verdict import MetricVerdict, Verdict
 from treegen.report.load import load_run
-from treegen.runs import RunDir
+from treegen.runs import RunDir, RunSettings
 from treegen.runs.record_file import RecordFile
 from treegen.runs.record_format import decode_record, encode_record
 
@@ -291,6 +291,23 @@ def test_small_unfinished_and_stopping_runs_are_judged_each_time(
     monkeypatch.setattr(verdict_cache, "_MIN_CACHED_SAMPLES", 21)
     load_run(make_run(tmp_path / "small", num_problems=5, num_samples=4))
     assert len(judged) == 60 and not files(folder)
+
+
+def test_a_sample_that_is_stored_later_has_its_verdicts_too(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", num_problems=2, num_samples=2)
+    job = _job(path)
+    with RunDir.open(path) as run:
+        info, records = run.info, list(run.records())
+    settings = RunSettings(
+        identity=info.identity, problem_ids=info.problem_ids, planned=info.planned
+    )
+    verdicts = run_verdicts.RunVerdicts(job)
+    with RunDir.create(tmp_path / "copy", settings) as run:
+        for record in records[:-1]:
+            verdicts.append(run, record)
+        assert len(list(verdicts.read_unified(run))) == 3
+        verdicts.append(run, records[-1])
+        assert [record for record, *_ in verdicts.read_unified(run)] == records
 
 
 def test_the_files_have_a_bound(

@@ -1,5 +1,6 @@
 """Universal self-consistency: prompts, what a text picks, and how picks are stored and told."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from treegen.evals.scoring.universal_self_consistency import (
     read_picks,
 )
 from treegen.runs import RunDir
+from treegen.runs.record_format import decode_record, encode_record
 
 
 @pytest.mark.parametrize(
@@ -89,3 +91,32 @@ def test_what_cannot_be_picked_from_is_refused(
     before = (run / "run.json").read_bytes()
     assert "no usc; run `treegen usc`" in treegen("score", run, "--votes", "usc").error
     assert (run / "run.json").read_bytes() == before and not (run / "results.json").exists()
+
+
+def test_samples_after_a_missing_one_are_not_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_problems=2, num_samples=4)
+    lines = (run / "samples.jsonl").read_text().splitlines(keepends=True)
+    parsed = [json.loads(line) for line in lines]
+    first = parsed[0]["problem_id"]
+    missing = [
+        i for i, r in enumerate(parsed) if (r["problem_id"], r["sample_index"]) == (first, 2)
+    ]
+    del lines[missing[0]]
+    (run / "samples.jsonl").write_text("".join(lines))
+    with RunDir.open(run) as opened:
+        job = load_job(resolve_eval_settings({}, {**stored_choices(opened.info), "score": True}))
+        assert [prompt.samples for prompt in questions_of(job, opened)] == [(0, 1), (0, 1, 2, 3)]
+
+
+def test_the_reasoning_of_samples_is_not_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_problems=1, num_samples=2)
+    thinking = {"tokens": 4, "end": 8, "closed": True}
+    lines = (run / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    records = [
+        {**decode_record(line), "text": "Let me..It is 4.", "thinking": thinking} for line in lines
+    ]
+    (run / "samples.jsonl").write_bytes(b"".join(map(encode_record, records)))
+    with RunDir.open(run) as opened:
+        job = load_job(resolve_eval_settings({}, {**stored_choices(opened.info), "score": True}))
+        (prompt,) = questions_of(job, opened)
+    assert "Response 2: It is 4.\n" in prompt.prompt and "Let me" not in prompt.prompt

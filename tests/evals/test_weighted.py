@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -214,8 +215,10 @@ def test_the_table_has_each_vote_beside_the_majority() -> None:
         ("certainty", "self_certainty=True"),
         ("score", "scores.jsonl"),
         ("usc", "usc"),
+        ("likelihood", "without tokens has no log-probability"),
     ):
-        (row,) = vote_table(scores, ["f"], [name], [3]).rows
+        bare = [replace(sample, numbers={}) for sample in scores]
+        (row,) = vote_table(bare, ["f"], [name], [3]).rows
         assert label in str(row[0]) and row[2:] == (None,) * 7
     worse = VoteInputs(scores={key: -score for key, score in votes.scores.items()})
     (row, best) = vote_table(scores, ["f"], ["score", "score:best"], [3], worse).rows
@@ -224,3 +227,9 @@ def test_the_table_has_each_vote_beside_the_majority() -> None:
         and row[3] is None
         and best[3] == 0.5
     )
+
+
+def test_a_pick_beyond_the_vote_has_no_value() -> None:
+    # Earlier versions also showed samples after a missing one, such as 0, 2 and 5.
+    samples = _samples("p", "abbbbb", logprob=[-0.1] * 6)
+    assert vote_table(samples, ["f"], ["usc"], [3], VoteInputs(picks={"p": (5, 3)})).rows == ()

@@ -169,11 +169,11 @@ def test_groups_of_problems_are_clusters(tmp_path: Path, monkeypatch: pytest.Mon
     clustered = estimate(solved, [i // 4 for i in range(12)])
     assert clustered.low != estimate(solved).low
     row = view.report.metrics[0]
-    counter = AccuracyCounter()
+    counter = AccuracyCounter(view.problems)
     for tree in view.trees:
         counter.count(tree.problem_id, bool(tree.solved))
-    assert counter.estimate(problems=view.problems) == clustered
-    unfinished = counter.estimate(2, problems=view.problems)
+    assert counter.estimate() == clustered
+    unfinished = counter.estimate(2)
     wrong = estimate([*solved, 0.0, 0.0], [*(i // 4 for i in range(12)), "a", "b"])
     assert unfinished is not None and unfinished.low == wrong.low
     share = solved_share(view.trees, problems=view.problems)

@@ -78,15 +78,22 @@ class _State:
 
     answers: dict[int, str | None] = field(default_factory=dict)
     lowest: dict[int, float] = field(default_factory=dict)
-    unsure: int = 0
+    num_unsure: int = 0
+    """Samples that ended because of low confidence."""
     end: int = 0
     """Samples with lower indices are drawn, or being drawn."""
-    over: str = ""
-    """Why no more are drawn; "" if more may be."""
+    num_voters: int = 0
+    """The samples of complete rounds are those with lower indices."""
+    stop_reason: str = ""
+    """Why no more samples are drawn; "" if more may be."""
 
 
 class Rounds:
-    """Decides which samples of each problem to draw next, and which need not be drawn at all."""
+    """Decides which samples of each problem to draw next, and which need not be drawn at all.
+
+    Attributes:
+        num_not_drawn: The number of planned samples that need not be drawn.
+    """
 
     def __init__(
         self,
@@ -109,17 +116,12 @@ class Rounds:
         self._chance = parse_stop_rule(settings.stop_when)
         self._states = {problem_id: _State() for problem_id in problem_ids}
         self._changed = dict.fromkeys(problem_ids)  # problems to check for a next round
+        self.num_not_drawn = 0  # a running sum, because it is read in every decode step
 
     @property
     def reads_answers(self) -> bool:
         """Whether `add` needs the answers of samples."""
         return self._chance is not None
-
-    @property
-    def num_not_drawn(self) -> int:
-        """The number of planned samples that need not be drawn."""
-        states = self._states.values()
-        return sum(self._num - len(state.answers) for state in states if state.over)
 
     def add(self, record: Mapping[str, Any], answer: str | None) -> None:
         """Add a finished sample.
@@ -131,8 +133,9 @@ class Rounds:
         problem_id, index = record["problem_id"], record["sample_index"]
         state = self._states[problem_id]
         unsure = record["finish_reason"] == STOPPED
+        self.num_not_drawn -= bool(state.stop_reason) and index not in state.answers
         state.answers[index] = None if unsure else answer
-        state.unsure += unsure
+        state.num_unsure += unsure
         if confidence := record.get("confidence"):
             state.lowest[index] = confidence["lowest"]
         self._changed[problem_id] = None
@@ -140,7 +143,7 @@ class Rounds:
     def begin(self) -> None:
         """Let `take_due` return the missing samples of rounds in progress once more."""
         for problem_id, state in self._states.items():
-            if not state.over:
+            if not state.stop_reason:
                 state.end = 0
                 self._changed[problem_id] = None
 
@@ -157,16 +160,19 @@ class Rounds:
 
     def _next_round(self, state: _State) -> list[int]:
         indices: list[int] = []
-        while not indices and not state.over:
+        while not indices and not state.stop_reason:
             if any(index not in state.answers for index in range(state.end)):
                 return []  # the round is still being drawn
+            state.num_voters = state.end
             if state.end and self._is_decided(state):
-                state.over = DECIDED
+                state.stop_reason = DECIDED
             elif state.end >= self._num:
-                state.over = "all drawn"
+                state.stop_reason = "all drawn"
             else:
                 start, state.end = state.end, self._end_after(state.end)
                 indices = [i for i in range(start, state.end) if i not in state.answers]
+            if state.stop_reason:
+                self.num_not_drawn += self._num - len(state.answers)
         return indices
 
     def _end_after(self, end: int) -> int:
@@ -203,9 +209,12 @@ class Rounds:
         """
         problems = {}
         for problem_id, state in self._states.items():
-            row: dict[str, Any] = {"samples": state.end, "why": state.over or "under way"}
+            row: dict[str, Any] = {
+                "samples": state.num_voters,
+                "why": state.stop_reason or "under way",
+            }
             if (floor := self.floor(problem_id)) is not None:
-                row |= {"unsure": state.unsure, "floor": floor}
+                row |= {"unsure": state.num_unsure, "floor": floor}
             problems[problem_id] = row
         settings = self._settings
         return {
@@ -219,4 +228,4 @@ class Rounds:
 
     def voters(self) -> dict[str, int]:
         """Return how many samples vote, from the first on, for each problem that has stopped."""
-        return {name: state.end for name, state in self._states.items() if state.over}
+        return {name: state.num_voters for name, state in self._states.items() if state.stop_reason}

@@ -50,7 +50,7 @@ class SampleRecorder:
             self._verdicts = verdicts or RunVerdicts(job)
         self.usage_log = UsageLog(run)
         self.rounds = restore_rounds(job, run, self._verdicts)
-        self._counter = AccuracyCounter()
+        self._counter = AccuracyCounter(job.data.problems)
         self.tally = self._counter if self._verdicts else judging
         if self._verdicts:
             for record, by_filter in self._verdicts.read_stored(run):

@@ -228,8 +228,8 @@ class RecordMaker:
         settings = self._settings
         if settings.confidence is not None:
             record["confidence"] = summary(completion.confidences, settings.confidence.window)
-        if settings.self_certainty:
-            certainties = completion.certainties
+        certainties = completion.certainties
+        if settings.self_certainty and certainties:  # a sample without tokens has none
             record["self_certainty"] = math.fsum(certainties) / len(certainties)
         if settings.log_tokens:
             record["tokens"] = list(completion.tokens)

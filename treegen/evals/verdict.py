@@ -113,21 +113,21 @@ def group_equal_answers(
             one class.
     """
     ranked = sorted(set(answers), key=lambda answer: (len(answer), answer))
-    above = {answer: answer for answer in ranked}
+    parents = {answer: answer for answer in ranked}  # a union-find forest
 
-    def top(answer: str) -> str:
-        while above[answer] != answer:
-            answer = above[answer]
+    def find_root(answer: str) -> str:
+        while parents[answer] != answer:
+            answer = parents[answer]
         return answer
 
     for number, second in enumerate(ranked):
         for first in ranked[:number]:
-            one, other = top(first), top(second)
+            one, other = find_root(first), find_root(second)
             if one != other and (same(first, second) or same(second, first)):
                 # The representative is the first in this order.
                 low, high = sorted((one, other), key=lambda answer: (len(answer), answer))
-                above[high] = low
-    return {answer: top(answer) for answer in ranked}
+                parents[high] = low
+    return {answer: find_root(answer) for answer in ranked}
 
 
 def unify_answers(

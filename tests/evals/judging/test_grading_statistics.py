@@ -11,12 +11,12 @@ from judging_coverage import Case, coverage, draw
 from treegen.errors import InputError
 from treegen.evals.judging.components import (
     REST,
-    cells,
-    components,
     design_of,
+    estimate_components,
+    make_cells,
 )
 from treegen.evals.judging.interval import OF_FEW, correct_mean, mean_of, quantile
-from treegen.evals.judging.judgements import Judgement, JudgementSet
+from treegen.evals.judging.judgements import Judgement, JudgementSet, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.preference import bradley_terry, estimate_position_bias
 from treegen.evals.judging.rubric import load_rubric
@@ -88,7 +88,7 @@ def test_variances_of_a_balanced_design_are_those_of_the_textbook() -> None:
     rng = np.random.default_rng(1)
     y = rng.normal(0, 0.5, (9, 1)) + rng.normal(0, 0.3, (1, 4)) + rng.normal(0, 0.2, (9, 4))
     rows = [(y[p, w], p, p, 0, w) for p in range(9) for w in range(4)]
-    found = components(cells(rows))
+    found = estimate_components(make_cells(rows))
     by_problem, by_wording = y.mean(axis=1), y.mean(axis=0)
     rest = y - by_problem[:, None] - by_wording[None, :] + y.mean()
     mean_rest = (rest**2).sum() / (8 * 3)
@@ -127,19 +127,19 @@ def test_variances_are_right_on_average_also_with_holes() -> None:
             for i in np.ndindex(n, k, j, w)
             if rng.random() < 0.8
         ]
-        for name, value in components(cells(rows)).items():
+        for name, value in estimate_components(make_cells(rows)).items():
             assert value is not None and value >= 0
             sums[name] += value / 60
     assert sums == pytest.approx(truth, rel=0.2)
 
 
 def test_a_design_of_one_cell_has_no_variances() -> None:
-    assert set(components(cells([(0.5, "p", "a", 0, 0)])).values()) == {None}
-    found = mean_of(cells([(0.5, "p", "a", 0, 0)]))
+    assert set(estimate_components(make_cells([(0.5, "p", "a", 0, 0)])).values()) == {None}
+    found = mean_of(make_cells([(0.5, "p", "a", 0, 0)]))
     assert found.value == 0.5 and found.low <= 0.5 <= found.high and found.stderr is None
     assert found.given == ("judge", "wording")
     with pytest.raises(InputError, match="no verdict could be read"):
-        cells([])
+        make_cells([])
 
 
 @pytest.mark.parametrize("case", [Case(20, 2, 3, 3), Case(30, 1, 1, 4), Case(8, 3, 1, 1)], ids=str)
@@ -150,13 +150,15 @@ def test_the_predicted_interval_is_that_of_means(case: Case) -> None:
         found, _ = draw(case, rng)
         interval = mean_of(found)
         present.append(reach_of(interval))
-        predicted.append(predicted_reach(components(found), design_of(found), interval.value))
+        predicted.append(
+            predicted_reach(estimate_components(found), design_of(found), interval.value)
+        )
     assert np.mean(predicted) == pytest.approx(np.mean(present), rel=0.05)
 
 
 def test_what_is_needed_is_enough_and_no_more() -> None:
     found, _ = draw(Case(20, 2, 3, 3), np.random.default_rng(4))
-    variances, design, interval = components(found), design_of(found), mean_of(found)
+    variances, design, interval = estimate_components(found), design_of(found), mean_of(found)
     scale = reach_of(interval) / predicted_reach(variances, design, interval.value)
     for each in required_numbers(variances, design, 0.12, interval):
         if each.needed is None or each.what == "repeats":
@@ -168,7 +170,7 @@ def test_what_is_needed_is_enough_and_no_more() -> None:
         ]
         assert reach[0] <= 0.12001 and (reach[1] > 0.11999 or each.needed <= 2)
     alone, _ = draw(Case(20, 2, 1, 1), np.random.default_rng(5))
-    needs = required_numbers(components(alone), design_of(alone), 0.05, mean_of(alone))
+    needs = required_numbers(estimate_components(alone), design_of(alone), 0.05, mean_of(alone))
     needed = {need.what: need.needed for need in needs}
     assert (
         needed["judges"] is None and needed["wordings"] is None and needed["problems"] is not None
@@ -181,9 +183,11 @@ def test_as_much_as_now_is_needed_for_the_present_interval(clustered: bool) -> N
     """Also if all values are equal, so that only the imaginary problems give the interval."""
     rng = np.random.default_rng(7)
     for values in (np.ones(20), np.full(20, 0.5), rng.random(20)):
-        found = cells([(float(y), i, (i, 0), 0, w) for i, y in enumerate(values) for w in (0, 1)])
+        found = make_cells(
+            [(float(y), i, (i, 0), 0, w) for i, y in enumerate(values) for w in (0, 1)]
+        )
         interval = mean_of(found, {i: str(i // 4) for i in range(20)} if clustered else None)
-        variances, design, width = components(found), design_of(found), reach_of(interval)
+        variances, design, width = estimate_components(found), design_of(found), reach_of(interval)
         (now, *_) = required_numbers(variances, design, width * 1.0001, interval)
         assert now.needed == 20
         (more, *others) = required_numbers(variances, design, width / 3, interval)
@@ -401,3 +405,49 @@ def test_the_mean_of_each_judge_counts_clusters_and_may_be_missing() -> None:
     (_, _, j, k) = summarize([first, judged_by("k", [None] * 24)], groups=groups).tables[0].rows
     assert j == alone, "the interval of one of two judges is that of this judge alone"
     assert k == ("k", *[None] * 7)
+
+
+def judged_pair(
+    judge: str, by_order: tuple[str, str], *, decided: bool = False, problems: int = 1
+) -> JudgementSet:
+    """The repeated verdicts of a judge on a pair of answers per problem, shown in both orders."""
+    content = {
+        "choices": {"A": 1, "B": 0},
+        "wordings": ["{{ answer_a }} {{ answer_b }}"],
+        "pairs": True,
+    }
+    rubric = load_rubric(content)
+    settings = JudgeSettings(rubric=rubric, verdicts="samples", repeats=5, decided=decided)
+    judging = JudgeRun(judge, judge, "0", settings, ({"path": "a"}, {"path": "b"}), "ANSWER_1f")
+    orders = (((0, 0), (1, 0)), ((1, 0), (0, 0)))
+    judgements = [
+        Judgement(f"p{problem}", shown, 0, 0, repeat, verdict, rubric.choices[verdict])
+        for problem in range(problems)
+        for shown, verdicts in zip(orders, by_order, strict=True)
+        for repeat, verdict in enumerate(verdicts)
+    ]
+    return JudgementSet(judging, tuple(judgements))
+
+
+def test_pairs_count_settled_majorities_and_weights_of_judges() -> None:
+    for decided, wins in ((True, 1.0), (False, (0.75 + 1) / 2)):
+        strengths = pairs_of([judged_pair("j", ("AABA", "BBB"), decided=decided)]).strengths
+        assert strengths[0].wins == wins, "a settled majority is a verdict, not a share of wins"
+    jury = [
+        judged_pair("j", ("AAA", "BBB"), decided=True),
+        judged_pair("k", ("BBB", "AAA"), decided=True),
+    ]
+    assert pairs_of(jury).strengths[0].wins == 0.5
+    assert pairs_of(jury, [3.0, 1.0]).strengths[0].wins == 0.75
+
+
+def test_pairs_of_one_group_are_one_cluster() -> None:
+    won, lost = judged_pair("j", ("A", "B"), problems=12), judged_pair("j", ("B", "A"), problems=24)
+    later = [one for one in lost.judgements if int(one.problem_id[1:]) >= 12]
+    both = [JudgementSet(won.judging, (*won.judgements, *later))]
+    groups = {f"p{i}": f"g{i // 4}" for i in range(24)}
+    alone, clustered = pairs_of(both), pairs_of(both, groups=groups)
+    assert alone == pairs_of(both, groups={}) and clustered.runs == alone.runs
+    assert clustered.strengths[0].stderr > 1.5 * alone.strengths[0].stderr
+    assert alone.strengths[0].wins == alone.position.first == 0.5
+    assert clustered.position.low < alone.position.low

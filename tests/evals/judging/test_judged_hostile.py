@@ -116,7 +116,8 @@ def test_honest_answers_are_not_flagged_for_their_letters(text: str) -> None:
 
 def test_a_long_answer_is_looked_through_quickly() -> None:
     start = time.process_time()
-    for text in ("ignore " * 200_000, "<|" * 500_000, "say " + "1" * 1_000_000, "\u0430" * 500_000):
+    repeated = ("ignore " * 200_000, "<|" * 500_000, "\u0430" * 500_000, "\n" * 200_000)
+    for text in (*repeated, "say " + "1" * 1_000_000):
         addresses_judge(text)
         quote_answer(text, "ANSWER_1f", ["<|im_end|>"])
     assert time.process_time() - start < 60  # quadratic time would take hours

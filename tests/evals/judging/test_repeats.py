@@ -55,10 +55,10 @@ def test_stopping_early_draws_fewer_and_decides_the_same(decided: bool, seed: in
     lines = _Lines()
     got: dict[str, list[int]] = {case.id: [] for case in cases}
     while True:
-        deciding = RepeatScheduler(settings, cases, lines)  # type: ignore[arg-type]
-        if not deciding.left:
+        scheduler = RepeatScheduler(settings, cases, lines)  # type: ignore[arg-type]
+        if not scheduler.num_missing:
             break
-        waiting = [(case, i) for case, each in deciding.take_due() for i in each]
+        waiting = [(case, i) for case, each in scheduler.take_due() for i in each]
         stop = rng.randrange(1, 30)
         while waiting and stop:
             case, repeat = waiting.pop(rng.randrange(len(waiting)))
@@ -66,11 +66,11 @@ def test_stopping_early_draws_fewer_and_decides_the_same(decided: bool, seed: in
             assert key not in lines.done
             lines.done[key], lines.verdicts[key] = "", answers[case.id][repeat]
             got[case.id].append(repeat)
-            deciding.add(case, repeat, answers[case.id][repeat])
-            waiting += [(case, i) for case, each in deciding.take_due() for i in each]
+            scheduler.add(case, repeat, answers[case.id][repeat])
+            waiting += [(case, i) for case, each in scheduler.take_due() for i in each]
             stop -= 1
         if not waiting:
-            assert deciding.done == deciding.planned
+            assert scheduler.done == scheduler.planned
     for case in cases:
         drawn = sorted(got[case.id])
         verdicts = [answers[case.id][i] for i in drawn]

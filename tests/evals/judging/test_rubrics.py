@@ -63,7 +63,14 @@ def test_verdicts_are_read_strictly(text: str, verdict: str | None) -> None:
 
 
 def test_reading_a_long_text_takes_no_time() -> None:
-    for text in ("verdict" + " " * 50_000 + "x", "*" * 50_000, "Verdict:" + "*_` " * 20_000 + "!"):
+    marks = "*_` " * 20_000
+    for text in (
+        "verdict" + " " * 50_000 + "x",
+        "*" * 50_000,
+        f"Verdict:{marks}!",
+        f"Verdict: {marks}x{marks}y",
+        "[[" + "1" * 200_000,
+    ):
         for reader in READERS.values():
             reader(text, ("good", "bad"))
 

@@ -43,7 +43,7 @@ class Cells:
         return len(np.unique(_levels(self, FACTORS[name])))
 
 
-def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells:
+def make_cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells:
     """Return the cells of (value, problem, answer, judge, wording) rows.
 
     Raises:
@@ -62,7 +62,7 @@ def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells
     return Cells(np.array([row[0] for row in rows], dtype=np.float64), levels)
 
 
-def components(values: Cells) -> dict[str, float | None]:
+def estimate_components(values: Cells) -> dict[str, float | None]:
     """Return the variance of each factor and of the rest; None if the design does not determine it.
 
     The variances are estimated by moments: for each factor, the sum of squares around the means of

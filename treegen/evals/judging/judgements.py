@@ -138,12 +138,40 @@ def get_cells(
     """Return the value of each answer under each wording; see `JudgementSet.values`.
 
     The value of a pair is that of the answer of the run with the lower number: in either order, 1
-    means that this answer is better. Repeats count by their mean, or by their majority if they were
-    drawn until the majority was settled.
+    means that this answer is better. Repeats count as in `_iterate_cases`.
 
     Args:
         judged: The judge run.
         criterion: The number of the only criterion to use; None for all.
+    """
+    weighted_values: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
+    for problem_id, answer_keys, wording, value, weight in _iterate_cases(judged, criterion):
+        if len(answer_keys) == 2 and answer_keys[0] > answer_keys[1]:
+            value, answer_keys = 1 - value, answer_keys[::-1]
+        key = (
+            answer_keys[0]
+            if len(answer_keys) == 1
+            else (answer_keys[0][0] * 1000 + answer_keys[1][0], answer_keys[0][1])
+        )
+        weighted_values[problem_id, key, wording].append((value, weight))
+    return {key: _weighted_mean(pairs) for key, pairs in weighted_values.items()}
+
+
+def _iterate_cases(
+    judged: JudgementSet, criterion: int | None = None
+) -> Iterator[tuple[str, tuple[Key, ...], int, float, float]]:
+    """Yield the value of each prompt with a readable verdict.
+
+    Repeats count by their mean, or by their majority if they were drawn until the majority was
+    settled.
+
+    Args:
+        judged: The judge run.
+        criterion: The number of the only criterion to use; None for all.
+
+    Yields:
+        The problem, the shown answers, the wording, the value from 0 to 1, and the weight of the
+        criterion.
     """
     settings = judged.judging.settings
     rubric, span = settings.rubric, settings.rubric.most - settings.rubric.least
@@ -151,27 +179,19 @@ def get_cells(
     for judgement in sorted(judged.judgements, key=lambda judgement: judgement.repeat):
         slot = judgement.problem_id, judgement.shown, judgement.wording, judgement.criterion
         judgements[slot].append(judgement)
-    weighted_values: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
     for (problem_id, answer_keys, wording, of_slot), repeats in judgements.items():
         if criterion not in (None, of_slot):
             continue
         value = _value(repeats, decided=settings.decided, choices=rubric.choices)
         if value is None:
             continue
-        value = (value - rubric.least) / span
-        if len(answer_keys) == 2 and answer_keys[0] > answer_keys[1]:
-            value, answer_keys = 1 - value, answer_keys[::-1]
         weight = rubric.criteria[of_slot][1] if rubric.criteria else 1.0
-        key = (
-            answer_keys[0]
-            if len(answer_keys) == 1
-            else (answer_keys[0][0] * 1000 + answer_keys[1][0], answer_keys[0][1])
-        )
-        weighted_values[problem_id, key, wording].append((value, weight))
-    return {
-        key: math.fsum(v * w for v, w in pairs) / math.fsum(w for _, w in pairs)
-        for key, pairs in weighted_values.items()
-    }
+        yield problem_id, answer_keys, wording, (value - rubric.least) / span, weight
+
+
+def _weighted_mean(values: Sequence[tuple[float, float]]) -> float:
+    """Return the weighted mean of (value, weight) pairs."""
+    return math.fsum(v * w for v, w in values) / math.fsum(w for _, w in values)
 
 
 def _value(
@@ -289,42 +309,53 @@ class Pairs:
         }
 
 
-def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
+def pairs_of(
+    judged: Sequence[JudgementSet],
+    weights: Sequence[float] | None = None,
+    groups: Mapping[str, str] | None = None,
+) -> Pairs:
     """Return the results of runs in pairwise comparison by a jury.
 
-    The result of a pair is the mean of both orders, each averaged over wordings, judges and
-    repeats. A pair that was judged in only one order is left out.
+    The result of a pair is the mean of both orders, each averaged over wordings, criteria and
+    judges, with the weights of criteria and judges. Repeats count as in `get_cells`. A pair that
+    was judged in only one order is left out.
 
     Args:
         judged: Judge runs that differ only in their judge.
+        weights: The weight of each judge; None for equal weights.
+        groups: The cluster of each problem, by id; empty for a problem without a cluster. None
+            treats problems as independent.
 
     Raises:
         InputError: no pair has readable verdicts in both orders.
     """
-    wins: dict[tuple[str, tuple[Any, ...]], dict[bool, list[float]]] = defaultdict(dict)
+    wins: dict[tuple[str, tuple[Any, ...]], dict[bool, list[tuple[float, float]]]]
+    wins = defaultdict(dict)
     runs = tuple(str(judge_run["path"]) for judge_run in judged[0].judging.runs)
-    for judge_run in judged:
-        for one in judge_run.judgements:
-            if one.value is None:
-                continue
-            swapped = one.shown[0] > one.shown[1]
-            pair = one.shown[::-1] if swapped else one.shown
-            value = 1 - one.value if swapped else one.value
-            wins[one.problem_id, pair].setdefault(swapped, []).append(value)
+    for judge_run, judge_weight in zip(judged, weights or [1.0] * len(judged), strict=True):
+        for problem, shown, _, value, weight in _iterate_cases(judge_run):
+            swapped = shown[0] > shown[1]
+            pair = shown[::-1] if swapped else shown
+            weighted = 1 - value if swapped else value, weight * judge_weight
+            wins[problem, pair].setdefault(swapped, []).append(weighted)
     orders: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    clusters: dict[str, tuple[str, ...]] = {}
     pairs = []
     for (problem, pair), values in wins.items():
         if len(values) < 2:
             continue
-        first, second = (math.fsum(values[o]) / len(values[o]) for o in (False, True))
+        first, second = (_weighted_mean(values[swapped]) for swapped in (False, True))
         orders[problem].append((first, second))
-        pairs.append((problem, pair[0][0], pair[1][0], (first + second) / 2))
+        group = (groups or {}).get(problem)
+        clusters[problem] = (group,) if group else ("", problem)
+        pairs.append((clusters[problem], pair[0][0], pair[1][0], (first + second) / 2))
     if not pairs:
         raise InputError(
             "no pair has readable verdicts in both orders; judge more samples, or pass another "
             f"{arg('judge=')}"
         )
-    return Pairs(runs, tuple(bradley_terry(pairs, len(runs))), estimate_position_bias(orders))
+    strengths = bradley_terry(pairs, len(runs))
+    return Pairs(runs, tuple(strengths), estimate_position_bias(orders, clusters))
 
 
 def _ends(strength: Strength) -> tuple[Cell, Cell]:

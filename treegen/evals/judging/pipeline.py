@@ -206,10 +206,10 @@ def judge_all(
             lines = stack.enter_context(open_judgements(open_runs.runs[0].path, judging))
             for notice in lines.notices:
                 listener.warn(notice)
-            deciding = RepeatScheduler(settings, cases_of(open_runs.answers, judging), lines)
+            scheduler = RepeatScheduler(settings, cases_of(open_runs.answers, judging), lines)
             work = result.work[judging.name] = JudgeUsage()
-            done, planned = deciding.done, deciding.planned
-            if deciding.left:
+            done, planned = scheduler.done, scheduler.planned
+            if scheduler.num_missing:
                 llm = models.get(judge, listener)
                 steps = partial(run_judge, judging, open_runs.answers, lines, llm, work)
                 done, planned = follow(steps, "judgements")

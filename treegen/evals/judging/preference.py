@@ -1,7 +1,7 @@
 """Statistics of pairs of answers: Bradley-Terry strengths of runs, and the effect of order."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,7 +36,9 @@ class Strength:
     """The share of its pairs that the run wins; ties count half."""
 
 
-def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -> list[Strength]:
+def bradley_terry(
+    pairs: Sequence[tuple[Hashable, int, int, float]], num_runs: int
+) -> list[Strength]:
     """Return the Bradley-Terry strength of each run.
 
     The strengths maximize the likelihood, fitted by choix (Maystre's library); a tie is half a win
@@ -55,8 +57,8 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
     docs/internals/intervals.md lists the coverage.
 
     Args:
-        pairs: (problem, first run, second run, result of the first run: 1 for a win, 0 for a loss,
-            or a value between). Runs are numbered from 0.
+        pairs: (problem or cluster of problems, first run, second run, result of the first run: 1
+            for a win, 0 for a loss, or a value between). Runs are numbered from 0.
         num_runs: Number of runs.
 
     Raises:
@@ -137,7 +139,7 @@ def _count_wins(first: Any, second: Any, won: _Floats, lost: _Floats, num_runs: 
     return wins
 
 
-def _check_connected(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -> None:
+def _check_connected(pairs: Sequence[tuple[Hashable, int, int, float]], num_runs: int) -> None:
     """Raise InputError if pairs do not connect all runs."""
     reached, before = {0}, -1
     while len(reached) != before:
@@ -250,12 +252,16 @@ class PositionBias:
     """Number of pairs that were judged in both orders."""
 
 
-def estimate_position_bias(orders: Mapping[str, Sequence[tuple[float, float]]]) -> PositionBias:
+def estimate_position_bias(
+    orders: Mapping[str, Sequence[tuple[float, float]]],
+    clusters: Mapping[str, Hashable] | None = None,
+) -> PositionBias:
     """Return the effect of the order of answers on verdicts.
 
     Args:
         orders: For each problem, the results of its pairs: (result of the first run's answer when
             shown first, its result when shown second), from 0 to 1.
+        clusters: The cluster of each problem, if problems are not independent.
 
     Raises:
         InputError: no pair was judged in both orders.
@@ -267,7 +273,8 @@ def estimate_position_bias(orders: Mapping[str, Sequence[tuple[float, float]]]) 
         raise InputError("no pair was judged in both orders; finish the judging")
     # `a` is a win of the answer shown first. In the other order, the answer shown first won 1 - b.
     firsts = [math.fsum(a + 1 - b for a, b in pairs) / (2 * len(pairs)) for pairs in both.values()]
-    low, high = mean_interval([min(1.0, max(0.0, share)) for share in firsts], 0.0, 1.0)
+    names = None if clusters is None else [clusters[problem] for problem in both]
+    low, high = mean_interval([min(1.0, max(0.0, share)) for share in firsts], 0.0, 1.0, names)
     flips = [(a - 0.5) * (b - 0.5) < 0 for pairs in both.values() for a, b in pairs]
     return PositionBias(
         math.fsum(firsts) / len(firsts), low, high, sum(flips) / len(flips), len(flips)

@@ -30,7 +30,7 @@ class RepeatScheduler:
         """
         self._settings = settings
         self._verdicts: dict[str, dict[int, Verdict]] = {case.id: {} for case in cases}
-        self._dealt: dict[str, set[int]] = {}
+        self._started: dict[str, set[int]] = {}
         self.done = 0
         for case in cases:
             for repeat in range(settings.repeats):
@@ -43,14 +43,14 @@ class RepeatScheduler:
             len(self._verdicts[case.id]) if self._is_decided(case) else settings.repeats
             for case in cases
         )
-        self._touched = {case.id: case for case in cases if not self._is_decided(case)}
+        self._changed = {case.id: case for case in cases if not self._is_decided(case)}
 
     @property
-    def left(self) -> int:
+    def num_missing(self) -> int:
         """The number of missing judgements, if no further case is settled early."""
         return self.planned - self.done
 
-    def lacks(self, case: JudgedCase) -> bool:
+    def needs_more(self, case: JudgedCase) -> bool:
         """Return whether a case needs further judgements."""
         return not self._is_decided(case)
 
@@ -65,11 +65,11 @@ class RepeatScheduler:
         self._verdicts[case.id][repeat] = verdict
         self.done += 1
         if self._is_decided(case):
-            started = self._verdicts[case.id].keys() | self._dealt.get(case.id, set())
+            started = self._verdicts[case.id].keys() | self._started.get(case.id, set())
             self.planned -= self._settings.repeats - len(started)
-            self._touched.pop(case.id, None)
+            self._changed.pop(case.id, None)
         else:
-            self._touched[case.id] = case
+            self._changed[case.id] = case
 
     def take_due(self) -> list[tuple[JudgedCase, list[int]]]:
         """Return the judgements to draw next, and mark them as started.
@@ -78,20 +78,20 @@ class RepeatScheduler:
             (case, repeats) pairs.
         """
         due = []
-        for case in self._touched.values():
-            started = self._dealt.setdefault(case.id, set())
+        for case in self._changed.values():
+            started = self._started.setdefault(case.id, set())
             verdicts = self._verdicts[case.id]
             if started - verdicts.keys():
                 continue  # repeats that are being drawn may settle the case
             missing = [i for i in range(self._settings.repeats) if i not in verdicts]
-            count = self._next(verdicts) if self._settings.decided else len(missing)
+            count = self._count_next(verdicts) if self._settings.decided else len(missing)
             started.update(missing[:count])
             if missing[:count]:
                 due.append((case, missing[:count]))
-        self._touched = {}
+        self._changed = {}
         return due
 
-    def _next(self, verdicts: dict[int, Verdict]) -> int:
+    def _count_next(self, verdicts: dict[int, Verdict]) -> int:
         """Return the smallest number of further verdicts that could settle a case."""
         first, second = _top_two(verdicts.values())
         remaining = self._settings.repeats - len(verdicts)

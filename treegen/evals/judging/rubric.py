@@ -27,11 +27,10 @@ from treegen.errors import InputError
 Reader = Callable[[str, Sequence[str]], str | None]
 """Maps a text and the choices of a rubric to a verdict; None if the text has no verdict."""
 
-_LAST: Final = re.compile(
-    r"[*_`\s]*verdict[*_`]*\s*:[*_`\s]*(.*?)[*_`\s]*\.?[*_`\s]*", re.IGNORECASE
-)
-_RATING: Final = re.compile(r"\[\[(\d+\.?\d*)\]\]")
-_RATING_BACKUP: Final = re.compile(r"\[(\d+\.?\d*)\]")
+_VERDICT_LINE: Final = re.compile(r"[*_`\s]*+verdict[*_`]*+\s*+:(.*)", re.IGNORECASE)
+_MARKUP: Final = re.compile(r"[*_`\s]*+")  # Markdown around a verdict
+_RATING: Final = re.compile(r"\[\[(\d++\.?+\d*+)\]\]")
+_RATING_BACKUP: Final = re.compile(r"\[(\d++\.?+\d*+)\]")
 
 
 def last_line(text: str, choices: Sequence[str]) -> str | None:
@@ -41,12 +40,22 @@ def last_line(text: str, choices: Sequence[str]) -> str | None:
     """
     lines = [line for line in text.splitlines() if line.strip()]
     spelling = {choice.casefold(): choice for choice in choices}
-    named = [
-        spelling.get(match[1].casefold()) for line in lines if (match := _LAST.fullmatch(line))
-    ]
-    if not lines or not named or _LAST.fullmatch(lines[-1]) is None:
+    matches = [_VERDICT_LINE.fullmatch(line) for line in lines]
+    if not matches or matches[-1] is None:
         return None
-    return named[-1] if len(set(named)) == 1 else None
+    verdicts = {
+        spelling.get(_strip_markup(_strip_markup(match[1]).removesuffix(".")).casefold())
+        for match in matches
+        if match
+    }
+    return verdicts.pop() if len(verdicts) == 1 else None
+
+
+def _strip_markup(text: str) -> str:
+    """Return a text without white space and Markdown's marks around it, in linear time."""
+    for _ in range(2):  # one regular expression for both ends would take quadratic time
+        text = _MARKUP.sub("", text, count=1)[::-1]
+    return text
 
 
 def simpleqa(text: str, choices: Sequence[str]) -> str | None:

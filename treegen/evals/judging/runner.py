@@ -46,7 +46,7 @@ class JudgeUsage:
     distinct: int = 0
     """Tokens of its prompts, with tokens of shared prefixes counted once."""
 
-    def take(self, usage: "Usage", distinct: int) -> None:
+    def update(self, usage: "Usage", distinct: int) -> None:
         """Copy the numbers of a stream so far.
 
         Args:
@@ -63,7 +63,7 @@ def run_judge(
     answers: AnswerSet,
     lines: JudgementFile,
     llm: "BaseLLM",
-    work: JudgeUsage,
+    usage: JudgeUsage,
     stop: Stop = lambda: None,
 ) -> Iterator[tuple[int, int]]:
     """Run the judge on all missing judgements, and store them.
@@ -73,7 +73,7 @@ def run_judge(
         answers: The answers to judge.
         lines: The open file of judgements.
         llm: The judge.
-        work: Receives the numbers of computed tokens.
+        usage: Receives the numbers of computed tokens.
         stop: Polled after every step; once it returns a true value, the iteration ends.
 
     Yields:
@@ -84,16 +84,16 @@ def run_judge(
         CapacityError: a prompt takes more memory than the judge's cache has.
         NumericsError: the judge's logits are not finite.
     """
-    asking = _JudgePrompts(judging, answers, lines, llm)
-    deciding = RepeatScheduler(judging.settings, asking.cases, lines)
+    judge_prompts = _JudgePrompts(judging, answers, lines, llm)
+    scheduler = RepeatScheduler(judging.settings, judge_prompts.cases, lines)
     if judging.settings.verdicts == "likelihood":
-        steps = _by_likelihood(asking, deciding, work, stop)
+        steps = _by_likelihood(judge_prompts, scheduler, usage, stop)
     else:
-        steps = _by_samples(asking, deciding, work, stop)
-    yield deciding.done, deciding.planned
-    if deciding.left:
+        steps = _by_samples(judge_prompts, scheduler, usage, stop)
+    yield scheduler.done, scheduler.planned
+    if scheduler.num_missing:
         for _ in steps:
-            yield deciding.done, deciding.planned
+            yield scheduler.done, scheduler.planned
         lines.sync()
 
 
@@ -142,14 +142,14 @@ class _JudgePrompts:
                 )
 
     def due(
-        self, deciding: RepeatScheduler, *, reply_prefix: str, room: int
+        self, scheduler: RepeatScheduler, *, reply_prefix: str, room: int
     ) -> list[tuple[JudgedCase, Node]]:
         """Return the prompts that still need judgements.
 
         For prompts that are too long for the judge, this stores judgements that say so.
 
         Args:
-            deciding: The scheduler of repeats; it receives the judgements of long prompts.
+            scheduler: The scheduler of repeats; it receives the judgements of long prompts.
             reply_prefix: Text with which the judge's reply begins; may be empty.
             room: Tokens that must fit into the judge's context after a prompt.
 
@@ -164,15 +164,15 @@ class _JudgePrompts:
         long = [
             (case, node)
             for case, node in nodes
-            if deciding.lacks(case) and self._sizes[case.id] + _TEMPLATE > max_prompt_tokens
+            if scheduler.needs_more(case) and self._sizes[case.id] + _TEMPLATE > max_prompt_tokens
         ]
         lengths = self._lengths([node for _, node in long])
         for (case, _), length in zip(long, lengths, strict=True):
             for repeat in range(samples if length > max_prompt_tokens else 0):
-                if deciding.lacks(case) and not self.has(case, repeat):
+                if scheduler.needs_more(case) and not self.has(case, repeat):
                     self.add(case, repeat, {"text": "", TOO_LONG: True, "prompt_tokens": length})
-                    deciding.add(case, repeat, None)
-        return [(case, node) for case, node in nodes if deciding.lacks(case)]
+                    scheduler.add(case, repeat, None)
+        return [(case, node) for case, node in nodes if scheduler.needs_more(case)]
 
     def _lengths(self, nodes: Sequence[Node]) -> list[int]:
         from treegen.prompts.tokens import tokenize
@@ -208,45 +208,49 @@ def special_texts(tokenizer: Any) -> list[str]:
 
 
 def _by_samples(
-    asking: _JudgePrompts, deciding: RepeatScheduler, work: JudgeUsage, stop: Stop
+    judge_prompts: _JudgePrompts, scheduler: RepeatScheduler, usage: JudgeUsage, stop: Stop
 ) -> Iterator[None]:
-    settings = asking.judging.settings
-    by_id = {case.id: case for case in asking.cases}
-    reply_prefix = "" if asking.chat or settings.rubric.has_own_form else "\n\n"
-    nodes = [node for _, node in asking.due(deciding, reply_prefix=reply_prefix, room=1)]
+    settings = judge_prompts.judging.settings
+    by_id = {case.id: case for case in judge_prompts.cases}
+    reply_prefix = "" if judge_prompts.chat or settings.rubric.has_own_form else "\n\n"
+    nodes = [node for _, node in judge_prompts.due(scheduler, reply_prefix=reply_prefix, room=1)]
     if not nodes:
         return
-    params = settings.params(chat=asking.chat)
-    with asking.llm.open_stream(Node("", children=nodes, samples=0), params) as stream:
+    params = settings.params(chat=judge_prompts.chat)
+    with judge_prompts.llm.open_stream(Node("", children=nodes, samples=0), params) as stream:
         index_of = {request.id: i for i, request in enumerate(stream.plan.requests)}
         distinct = sum(len(segment.tokens) for segment in stream.plan.segments)
         sizes = {request.id: len(request.tokens) for request in stream.plan.requests}
 
-        def deal() -> None:
-            due = [(index_of[case.id], repeats) for case, repeats in deciding.take_due()]
+        def submit_due() -> None:
+            due = [(index_of[case.id], repeats) for case, repeats in scheduler.take_due()]
             if due:
                 stream.add_work(due)
 
-        def keep(completions: "Sequence[Completion]") -> None:
+        def store(completions: "Sequence[Completion]") -> None:
             for completion in completions:
                 case = by_id[completion.prompt_id]
-                asking.add(case, completion.sample_index, _build_record(completion, sizes[case.id]))
-                deciding.add(case, completion.sample_index, settings.rubric.read(completion.answer))
+                judge_prompts.add(
+                    case, completion.sample_index, _build_record(completion, sizes[case.id])
+                )
+                scheduler.add(
+                    case, completion.sample_index, settings.rubric.read(completion.answer)
+                )
 
-        deal()
+        submit_due()
         stopped = False
         try:
             while stream.has_work and not stopped:
                 stopped = bool(stop())
-                keep(stream.take_finished() if stopped else stream.step())
+                store(stream.take_finished() if stopped else stream.step())
                 if not stopped:
-                    deal()
-                work.take(stream.usage, distinct)
+                    submit_due()
+                usage.update(stream.usage, distinct)
                 yield
         except BaseException:
             # Errors while saving are suppressed, so that the user sees the first error.
             with suppress(Exception):
-                keep(stream.take_finished())
+                store(stream.take_finished())
             raise
 
 
@@ -265,16 +269,19 @@ def _build_record(completion: "Completion", prompt_tokens: int) -> dict[str, Any
 
 
 def _by_likelihood(
-    asking: _JudgePrompts, deciding: RepeatScheduler, work: JudgeUsage, stop: Stop
+    judge_prompts: _JudgePrompts, scheduler: RepeatScheduler, usage: JudgeUsage, stop: Stop
 ) -> Iterator[None]:
     from treegen.prompts.tokens import TAIL, append_text, tokenize
 
-    tokenizer, choices = asking.llm.tokenizer, list(asking.judging.settings.rubric.choices)
+    tokenizer, choices = (
+        judge_prompts.llm.tokenizer,
+        list(judge_prompts.judging.settings.rubric.choices),
+    )
     room = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
-    if not (pending := asking.due(deciding, reply_prefix=_REPLY_PREFIX, room=room)):
+    if not (pending := judge_prompts.due(scheduler, reply_prefix=_REPLY_PREFIX, room=room)):
         return
     tree = Node("", children=[node for _, node in pending], samples=0)
-    prompts = tokenize(tree, tokenizer, asking.llm.images)
+    prompts = tokenize(tree, tokenizer, judge_prompts.llm.images)
     ends: dict[bytes, list[list[int]]] = {}
     pairs: list[tuple[list[int], list[int]]] = []
     for prompt in prompts:
@@ -286,7 +293,7 @@ def _by_likelihood(
         pairs += [(context, end) for end in ends[tail.tobytes()]]
     scores_of_case: dict[int, dict[int, float]] = {}
     distinct = num_distinct([np.array([*a, *b][:-1], dtype=np.int32) for a, b in pairs])
-    with asking.llm.score_stream(pairs) as stream:
+    with judge_prompts.llm.score_stream(pairs) as stream:
         stopped = False
         while stream.has_work and not stopped:
             stopped = bool(stop())
@@ -302,9 +309,9 @@ def _by_likelihood(
                     [logprob_of_choice[i] for i in range(len(choices))], followed
                 )
                 fields = {"choice_logprobs": logprobs, "prompt_tokens": len(prompt.tokens)}
-                asking.add(case, 0, fields)
-                deciding.add(case, 0, None)
-            work.take(stream.usage, distinct)
+                judge_prompts.add(case, 0, fields)
+                scheduler.add(case, 0, None)
+            usage.update(stream.usage, distinct)
             yield
 
 

@@ -1,7 +1,7 @@
 """Settings of a judge run: rubric, number of repeats, and how verdicts are obtained."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, Literal, get_args
 
 from treegen.common.params import SamplingParams
@@ -145,8 +145,6 @@ class JudgeRun:
     stores the judgements."""
     mark: str
     """The mark around quoted answers."""
-    free: Mapping[str, Any] = field(default_factory=dict)
-    """Further content of judging.json, stored unchanged."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of judging.json."""
@@ -158,7 +156,6 @@ class JudgeRun:
             "rubric": self.settings.rubric.to_json(),
             "runs": [dict(run) for run in self.runs],
             "mark": self.mark,
-            "free": dict(self.free),
         }
 
     @staticmethod
@@ -185,5 +182,4 @@ class JudgeRun:
             settings=settings,
             runs=tuple(dict(run) for run in content["runs"]),
             mark=str(content["mark"]),
-            free=content.get("free", {}),
         )

@@ -11,9 +11,9 @@ import numpy as np
 from treegen.errors import InputError, arg
 from treegen.evals.judging.components import (
     Cells,
-    cells,
-    components,
     design_of,
+    estimate_components,
+    make_cells,
 )
 from treegen.evals.judging.interval import CorrectedMean, Mean, correct_mean, mean_of
 from treegen.evals.judging.judgements import JudgementSet, get_cells, order_table, pairs_of
@@ -158,15 +158,15 @@ def summarize(
         notices = list_notices(judged, None)
         table = make_verdict_table(judged, notices)
         return Summary(title, tuple(judged), tables=(table,), notices=tuple(notices))
-    values = cells(rows)
+    values = make_cells(rows)
     problem_ids = tuple(dict.fromkeys(str(row[1]) for row in rows))
     clusters = None
     if groups is not None:
         clusters = {i: groups.get(p, "") for i, p in enumerate(problem_ids)}
-    mean, variances = mean_of(values, clusters), components(values)
-    together = cells(jury_of(rows, weights, combine)) if len(judged) > 1 else None
+    mean, variances = mean_of(values, clusters), estimate_components(values)
+    together = make_cells(jury_of(rows, weights, combine)) if len(judged) > 1 else None
     jury = None if together is None else mean_of(together, clusters)
-    more_tables, more = _scores_of_kind(judged)
+    more_tables, more = _scores_of_kind(judged, weights, groups)
     notices = list_notices(judged, mean)
     tables = [
         make_mean_table(judged, _list_means(judged, mean, jury, combine, groups), notices),
@@ -212,11 +212,21 @@ def _problem_means(rows: Sequence[tuple[Any, ...]]) -> dict[str, float]:
     }
 
 
-def _scores_of_kind(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
-    """Return the results that only some rubrics have, as tables and as an object for JSON."""
+def _scores_of_kind(
+    judged: Sequence[JudgementSet],
+    weights: Sequence[float] | None,
+    groups: Mapping[str, str] | None,
+) -> tuple[list[Table], dict[str, Any]]:
+    """Return the results that only some rubrics have, as tables and as an object for JSON.
+
+    Args:
+        judged: Judge runs that differ only in their judge.
+        weights: The weight of each judge; None for equal weights.
+        groups: As for `summarize`.
+    """
     tables, more = official_tables(judged)
     if judged[0].judging.settings.rubric.pairs:
-        pairs = pairs_of(judged)
+        pairs = pairs_of(judged, weights, groups)
         by_chance = judged[0].judging.settings.verdicts == "likelihood"
         order = order_table(pairs.position, by_chance=by_chance)
         return [pairs.table, order, *tables], {**pairs.to_json(), **more}
@@ -236,7 +246,7 @@ def _mean_of_rows(rows: Sequence[tuple[Any, ...]], groups: Mapping[str, str] | N
     if groups is not None:
         problem_ids = dict.fromkeys(str(row[1]) for row in rows)
         clusters = {i: groups.get(p, "") for i, p in enumerate(problem_ids)}
-    return mean_of(cells(rows), clusters)
+    return mean_of(make_cells(rows), clusters)
 
 
 def _list_means(

@@ -298,8 +298,13 @@ class RunProgress:
 class AccuracyCounter:
     """Counts right samples by problem as verdicts arrive."""
 
-    def __init__(self) -> None:
-        """Start without verdicts."""
+    def __init__(self, problems: Iterable[HasGroup] = ()) -> None:
+        """Start without verdicts.
+
+        Args:
+            problems: The problems, for an interval clustered by their groups; empty for none.
+        """
+        self._problems = [problem for problem in problems if problem.group]
         self._judged: Counter[str] = Counter()
         self._right: Counter[str] = Counter()
         self.num_judged = self.num_right = 0
@@ -321,17 +326,16 @@ class AccuracyCounter:
         """The share of right samples; None before the first verdict."""
         return self.num_right / self.num_judged if self.num_judged else None
 
-    def estimate(self, unknown: int = 0, *, problems: Iterable[HasGroup] = ()) -> Estimate | None:
+    def estimate(self, unknown: int = 0) -> Estimate | None:
         """Return the mean over problems with verdicts, with its interval; None before the first.
 
         Args:
-            problems: The problems, for an interval clustered by their groups; empty for none.
             unknown: Number of started problems without a verdict. The value counts them as wrong.
                 The interval extends from its low end with all of them wrong to its high end with
                 all of them right.
         """
         values = [self._right[problem] / judged for problem, judged in self._judged.items()]
-        clusters: Clusters = clusters_of(problems, list(self._judged))
+        clusters: Clusters = clusters_of(self._problems, list(self._judged))
         if not values or not unknown:
             return estimate(values, clusters) if values else None
         if clusters is not None:  # which problems are unknown is not stored

@@ -58,6 +58,7 @@ class RunVerdicts:
         """
         run.append(record, self._digest)
         self._verdicts.append(None)
+        self._unified = []
         problem = self._problems[record["problem_id"]]
         verdicts = self._intern(problem.id, score_record(self._job.task, problem, record))
         self._verdicts[-1] = verdicts
@@ -173,7 +174,7 @@ class RunVerdicts:
         return self._of_choices[problem.id, choice]
 
     def is_for(self, job: Job) -> bool:
-        """Return whether the verdicts are those of another job: of the same task and problems."""
+        """Return whether these verdicts are valid for a job: its task and problems are the same."""
         return job is self._job or hash_content(job) == hash_content(self._job)
 
     def _intern(self, problem_id: str, verdicts: Verdicts) -> Verdicts:

@@ -203,5 +203,4 @@ def _add_sample(rounds: Rounds, record: Mapping[str, Any], first: Verdict | None
         record: The stored sample.
         first: Its verdict by the first filter; None if it has none.
     """
-    reads = rounds.reads_answers and first is not None
-    rounds.add(record, first.answer if reads and first is not None else None)
+    rounds.add(record, first.answer if rounds.reads_answers and first is not None else None)

@@ -1,9 +1,10 @@
 """Universal self-consistency: the model itself picks the most consistent of its answers.
 
 The method is Chen et al. 2023, "Universal Self-Consistency for Large Language Model Generation".
-For each problem, a further prompt shows the question and the texts of the samples, and asks which
-sample is most consistent with the others, so that answers that cannot be compared can vote too. The
-same model answers greedily, and each pick is stored in the run directory as it arrives.
+For each problem, a further prompt shows the question and the texts of the samples, without their
+reasoning, and asks which sample is most consistent with the others, so that answers that cannot be
+compared can vote too. The same model answers greedily, and each pick is stored in the run directory
+as it arrives.
 """
 
 import hashlib
@@ -12,12 +13,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.checks import check_argument_types
 from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, InputError, arg
+from treegen.evals.thinking import get_answer_text
 from treegen.prompts.tree import Node
 from treegen.runs import RecordFile, RunDir, open_for_append
 
@@ -115,7 +118,7 @@ def pick_samples(
         (picks, problems) after every step.
 
     Raises:
-        InputError: a problem has no sample.
+        InputError: the first sample of a problem is missing.
         CapacityError: a prompt is too long for the model.
         RunError: the picks cannot be written.
     """
@@ -161,22 +164,28 @@ def pick_samples(
 def questions_of(job: "Job", run: RunDir, most: int | None = None) -> list[PickPrompt]:
     """Return the prompt of every problem of a run, as from `question_of`.
 
+    A vote at k is over the first k samples. So if a run is not complete, a prompt shows only the
+    samples before the first missing one.
+
     Args:
         job: The job of the run.
         run: The run, open for reading.
         most: Maximum number of samples to show, from the first; None shows all.
 
     Raises:
-        InputError: a problem has no sample.
+        InputError: the first sample of a problem is missing.
     """
     texts: dict[str, dict[int, str]] = {problem.id: {} for problem in job.data.problems}
     for record in run.records():
-        texts[record["problem_id"]][record["sample_index"]] = record["text"]
+        texts[record["problem_id"]][record["sample_index"]] = get_answer_text(record)
     for problem_id, problem_texts in texts.items():
-        if not problem_texts:
+        if 0 not in problem_texts:
             raise InputError(
-                f"problem {problem_id!r} has no sample to pick from; finish the run first"
+                f"problem {problem_id!r} has no sample to pick from, because its first sample is "
+                "missing; finish the run first"
             )
+        num = next(index for index in count() if index not in problem_texts)
+        texts[problem_id] = {index: problem_texts[index] for index in range(num)}
     return [question_of(p.id, p.question, texts[p.id], most) for p in job.data.problems]
 
 

@@ -33,8 +33,8 @@ _MAX_BYTES: Final = 1 << 28
 _MAX_FILES: Final = 4096
 _ENDING: Final = ".verdicts"
 _LIBRARIES: Final = ("langdetect", "latex2sympy2-extended", "math-verify", "nltk", "numpy", "sympy")
-# Packages of treegen whose code verdicts depend on.
-_ROOMS: Final = ("common", "evals", "tasks")
+# Subpackages of treegen whose code verdicts depend on.
+_PACKAGES: Final = ("common", "evals", "tasks")
 
 _Verdicts = Mapping[str, Verdict]
 
@@ -172,8 +172,8 @@ def _content(job: Job) -> str:
 def _code() -> str:
     """Return a hash of the code that scores, because the code of a checkout may change."""
     digest = hashlib.sha256()
-    for room in _ROOMS:
-        folder = Path(__file__).parents[2] / room
+    for package in _PACKAGES:
+        folder = Path(__file__).parents[2] / package
         for path in sorted(folder.rglob("*.py")):
             name = os.fsencode(path.relative_to(folder))
             digest.update(b"%b\0%b\0" % (name, hashlib.sha256(path.read_bytes()).digest()))

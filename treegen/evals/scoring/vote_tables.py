@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 
 SCORES: Final = "scores.jsonl"
 """The file of scores in a run directory, by a verifier or by the user's own reward model."""
+_NO_LOGPROB: Final = "a sample without tokens has no log-probability"
 _HOW: Final = {
     "certainty": f"start a new run with {arg('self_certainty', True)}",
     "score": f"write the scores to {SCORES} in the run directory",
-    "logprob": "a sample without tokens has no log-probability",
+    "logprob": _NO_LOGPROB,
+    "likelihood": _NO_LOGPROB,
     USC: "run `treegen usc`, so that the model picks samples",
 }
 
@@ -153,7 +155,7 @@ def vote_table(
             if reason:
                 rows.append((Message(f"{name} ({reason.marked})"), filter, None, *[None] * 6))
                 continue
-            for k in {num_shown for _, num_shown in inputs.picks.values()} if name == USC else ks:
+            for k in sorted({num for _, num in inputs.picks.values()}) if name == USC else ks:
                 cells = _values(name, groups, filter, k, inputs, clusters)
                 if cells is not None:
                     rows.append((name, filter, k, *cells))
@@ -256,7 +258,8 @@ def _values(
             # The vote has a value only for the number of samples that the model chose from.
             picked, num_shown = inputs.picks.get(group[0].problem_id, (0, 0))
             verdicts = verdicts[:k]
-            if num_shown != k or len(verdicts) < k or group[k - 1].sample_index != k - 1:
+            is_valid = picked < k == num_shown == len(verdicts)
+            if not is_valid or group[k - 1].sample_index != k - 1:
                 return None
             value = float(verdicts[picked].correct)
         else:
@@ -308,7 +311,7 @@ def stop_tables(job: "Job", scores: Sequence[SampleScore], rounds: "Rounds") -> 
         Table(
             "Votes when problems had stopped (the other metrics are of the first "
             f"{job.settings.first_round} samples of each problem, which no stop depends on)"
-            if job.settings.stop_when != "never"
+            if job.settings.stop_when != NEVER
             else "Votes (samples that ended for a lack of confidence have none, and are wrong)",
             ("Filter", "Problems", "Vote", "Stderr", "Low", "High", "Samples", "Tokens"),
             tuple(rows),

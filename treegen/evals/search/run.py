@@ -120,7 +120,7 @@ class _ProgressTracker:
     def __init__(self, job: SearchJob, run: SearchRunDir) -> None:
         """Begin with the stored searches."""
         self._settings, self._run = job.settings, run
-        self._tally = AccuracyCounter()
+        self._tally = AccuracyCounter(job.data.problems)
         for record in run.records():
             self._tally.count(record["problem_id"], bool(record["solved"]))
         self._start, self._num_before, self._tokens = time.monotonic(), len(run.done), 0
@@ -287,7 +287,7 @@ def _judge_episode(agent: "RunAgent", problem: Problem, result: "SearchResult") 
 
 def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     """Write results.json from the trees of a run and return its content."""
-    tally = AccuracyCounter()
+    tally = AccuracyCounter(job.data.problems)
     solved_of: dict[str, list[bool]] = {}
     failed: dict[Key, str] = {}
     stopped: Counter[str] = Counter()
@@ -314,7 +314,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     # A solved search ends early. So searches in progress when a run was stopped are more often hard
     # than those that have ended.
     unknown = min(max(run.missing, 0), job.settings.concurrency)
-    solved = tally.estimate(unknown if job.settings.repeats == 1 else 0, problems=job.data.problems)
+    solved = tally.estimate(unknown if job.settings.repeats == 1 else 0)
     results = {
         **results_head(job, run, stored_search_choices(run.info)),
         "method": job.settings.method,

@@ -44,7 +44,7 @@ def g_pass_at_k(num_samples: int, num_correct: int, k: int, share: float) -> flo
         raise InputError(f"the share must be above 0 and at most 1, got {share}")
     if num_samples < k:
         return math.nan
-    min_right = math.ceil(share * k - 1e-9)  # 0.1 * 30 is 3.0000000000000004
+    min_right = max(1, math.ceil(share * k - 1e-9))  # 0.1 * 30 is 3.0000000000000004
     wrong = num_samples - num_correct
     ways = sum(
         math.comb(num_correct, right) * math.comb(wrong, k - right)

@@ -58,6 +58,7 @@ def table_by(
     name: str,
     groups: Sequence[tuple[str, Collection[str]]],
     values: Mapping[str, float],
+    clusters: Mapping[str, str] | None = None,
 ) -> Table:
     """Return the mean value of each group of problems, with error bars over its problems.
 
@@ -67,13 +68,17 @@ def table_by(
         groups: (label, problem ids) pairs. A problem without a value has no samples and is left
             out.
         values: The value of each problem, by id.
+        clusters: The clusters of problems that are not independent, by problem id.
     """
     rows: list[tuple[Cell, ...]] = []
     for label, ids in groups:
-        numbers = [values[problem_id] for problem_id in ids if problem_id in values]
-        if numbers:
-            mean = estimate(numbers)
-            rows.append((label, len(numbers), mean.value, mean.stderr, mean.low, mean.high))
+        valued = [problem_id for problem_id in ids if problem_id in values]
+        if valued:
+            names = None
+            if clusters:
+                names = [(clusters[id],) if id in clusters else ("", id) for id in valued]
+            mean = estimate([values[problem_id] for problem_id in valued], names)
+            rows.append((label, len(valued), mean.value, mean.stderr, mean.low, mean.high))
         else:
             rows.append((label, 0, None, None, None, None))
     return Table(title, (name, *GROUP_COLUMNS), tuple(rows))
