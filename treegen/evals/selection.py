@@ -4,7 +4,6 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from fractions import Fraction
 
 from treegen.common.checks import check_argument_types
 from treegen.common.spelling import did_you_mean
@@ -74,11 +73,11 @@ def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int
         return first - 1, min(last, num_problems)
     # Only plain ASCII numbers: float() would also take 1_000, digits of other scripts and "nan".
     is_plain = re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20}", text)
-    number = Fraction(text if is_plain else 0)  # exact: as a float, 0.07 * 100 is above 7
+    number = float(text) if is_plain else 0.0
     if 0 < number < 1:
         return 0, math.ceil(number * num_problems)
-    if number >= 1 and number.denominator == 1:
-        return 0, min(int(number), num_problems)
+    if number >= 1 and number == math.floor(number):
+        return 0, int(min(number, num_problems))
     raise InputError(f"{arg('limit')} must be a count, a fraction below 1 or a range, got {text!r}")
 
 
