@@ -75,7 +75,7 @@ def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int
     is_plain = re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20}", text)
     number = float(text) if is_plain else 0.0
     if 0 < number < 1:
-        return 0, math.ceil(number * num_problems)
+        return 0, math.ceil(number * num_problems)  # in floats, as lm-eval computes it
     if number >= 1 and number == math.floor(number):
         return 0, int(min(number, num_problems))
     raise InputError(f"{arg('limit')} must be a count, a fraction below 1 or a range, got {text!r}")
