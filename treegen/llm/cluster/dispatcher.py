@@ -202,11 +202,14 @@ class Dispatcher:
             1 if self._items[key].is_atomic else len(indices) for key, indices in open_of.items()
         )
 
-    def assign(self, worker: int, *, num_rows: int) -> list[WorkItem]:
-        """Assign further work to a worker, from its lane or else from others, and return it.
+    def assign(self, worker: int, *, num_decoded: int, num_rows: int) -> list[WorkItem]:
+        """Assign further work to a worker, and return it.
 
         Args:
             worker: Number of the worker.
+            num_decoded: Number of rows that it decodes at once. With fewer rows, it steals from the
+                lanes of other workers; an earlier steal may be unnecessary, and computes prompts
+                again.
             num_rows: Maximum number of rows that it then has.
         """
         if worker in self._suspect_workers:
@@ -216,7 +219,7 @@ class Dispatcher:
         budget = num_rows - self.num_open(worker)
         lane, assigned = self._lanes.setdefault(worker, deque()), []
         while budget > 0:
-            if not lane:
+            if not lane and num_rows - budget < num_decoded:
                 self._steal(worker)
             if not lane:
                 break
