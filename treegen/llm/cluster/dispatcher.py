@@ -1,8 +1,9 @@
 """Assigns problems, and parts of their samples, to workers, with work stealing.
 
 Each worker has a lane: a run of consecutive problems, so that one worker computes those below one
-node of the tree. A worker with an empty lane and too few rows steals from the longest one until both
-have the same cost, and splits problems by samples if needed. So no worker is idle while work waits.
+node of the tree. A worker with an empty lane and too few rows steals from the longest lane until
+both have the same cost, and splits problems by samples if needed. So no worker is idle while work
+waits.
 
 The open work of a worker that dies returns to its lane. Problems that were open at two deaths are
 suspects: they are assigned separately from all other work, and in halves as long as workers die,
