@@ -333,15 +333,15 @@ class Dispatcher:
 
 
 def num_rows_to_hold(num_decoded: int, num_finished: int) -> int:
-    """Return how many rows a worker should hold, so that it never waits for more.
+    """Return how many rows a worker should hold, so that it rarely waits for more.
 
     Rows that a worker holds in reserve cannot go to another worker, so a larger reserve makes
     workers end at different times.
 
     Args:
         num_decoded: Number of rows that it decodes at once.
-        num_finished: Number of rows that it finished in its last turn. The next assignment reaches
-            it after two more turns, and turns differ.
+        num_finished: Number of rows that it finished in its last turn with any. The next assignment
+            reaches it after two more turns, and turns differ.
     """
     return -(-num_decoded * 5 // 4) + 3 * num_finished
 
