@@ -93,7 +93,7 @@ class _Worker:
     num_queued: int = 0
     """Turns that it was sent and whose results have not arrived."""
     num_finished: int = 0
-    """Samples that ended in its last turn, as the driver knows."""
+    """Samples that ended in its last turn with any, as the driver knows."""
     is_busy: bool = False
     end: float = 0.0
 
@@ -143,8 +143,11 @@ class Simulation:
     def _assign_turns(self) -> None:
         for worker in self._workers:
             while worker.num_queued < NUM_QUEUED_TURNS:
-                num_rows = num_rows_to_hold(self._speed.max_rows, worker.num_finished)
-                items = self._dispatcher.assign(worker.number, num_rows=num_rows)
+                num_decoded = self._speed.max_rows
+                num_rows = num_rows_to_hold(num_decoded, worker.num_finished)
+                items = self._dispatcher.assign(
+                    worker.number, num_decoded=num_decoded, num_rows=num_rows
+                )
                 if not items and not self._dispatcher.num_open(worker.number):
                     break
                 worker.num_queued += 1
@@ -152,7 +155,7 @@ class Simulation:
 
     def _collect(self, worker: _Worker, finished: list[Part]) -> None:
         worker.num_queued -= 1
-        worker.num_finished = len(finished)
+        worker.num_finished = len(finished) or worker.num_finished
         for part in finished:
             assert self._dispatcher.done(worker.number, *part)
         self._assign_turns()

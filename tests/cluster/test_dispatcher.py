@@ -21,7 +21,7 @@ def _parts(items: list[WorkItem]) -> list[tuple[int, int]]:
 
 def test_lanes_are_runs_of_whole_problems() -> None:
     dispatcher = Dispatcher(_items(*[4] * 30), range(3))
-    assigned = [dispatcher.assign(worker, num_rows=1000) for worker in range(3)]
+    assigned = [dispatcher.assign(worker, num_decoded=0, num_rows=1000) for worker in range(3)]
     assert [[item.key for item in lane] for lane in assigned] == [
         list(range(10)),
         list(range(10, 20)),
@@ -32,7 +32,9 @@ def test_lanes_are_runs_of_whole_problems() -> None:
 
 def test_few_large_problems_are_shared_by_their_samples() -> None:
     dispatcher = Dispatcher(_items(1000, 1000, 1000), range(2))
-    first, second = (dispatcher.assign(worker, num_rows=10_000) for worker in range(2))
+    first, second = (
+        dispatcher.assign(worker, num_decoded=0, num_rows=10_000) for worker in range(2)
+    )
     assert [(item.key, item.size) for item in first] == [(0, 1000), (1, 500)]
     assert [(item.key, item.size) for item in second] == [(1, 500), (2, 1000)]
     assert not set(_parts(first)) & set(_parts(second))
@@ -41,26 +43,26 @@ def test_few_large_problems_are_shared_by_their_samples() -> None:
 def test_eight_problems_on_four_workers_stay_whole() -> None:
     dispatcher = Dispatcher(_items(*[1024] * 8), range(4))
     for worker in range(4):
-        assigned = dispatcher.assign(worker, num_rows=8000)
+        assigned = dispatcher.assign(worker, num_decoded=5000, num_rows=8000)
         assert [item.size for item in assigned] == [1024, 1024]
 
 
 def test_who_is_through_takes_half_of_the_fullest_lane() -> None:
     dispatcher = Dispatcher(_items(*[2] * 20), range(2))
-    taken = dispatcher.assign(0, num_rows=20)
+    taken = dispatcher.assign(0, num_decoded=2, num_rows=20)
     for key, index in _parts(taken):
         assert dispatcher.done(0, key, index)
-    stolen = dispatcher.assign(0, num_rows=20)
+    stolen = dispatcher.assign(0, num_decoded=2, num_rows=20)
     assert [item.key for item in stolen] == [15, 16, 17, 18, 19]
-    rest = dispatcher.assign(1, num_rows=100)
+    rest = dispatcher.assign(1, num_decoded=2, num_rows=100)
     assert [item.key for item in rest] == [10, 11, 12, 13, 14]
 
 
 def test_the_last_piece_of_one_who_is_away_is_taken_too() -> None:
     dispatcher = Dispatcher(_items(2, 1), range(2))
-    for key, index in _parts(dispatcher.assign(0, num_rows=8)):
+    for key, index in _parts(dispatcher.assign(0, num_decoded=4, num_rows=8)):
         dispatcher.done(0, key, index)
-    assert _parts(dispatcher.assign(0, num_rows=8)) == [(1, 0)]
+    assert _parts(dispatcher.assign(0, num_decoded=4, num_rows=8)) == [(1, 0)]
 
 
 def test_greedy_samples_are_one_piece() -> None:
@@ -69,9 +71,9 @@ def test_greedy_samples_are_one_piece() -> None:
         WorkItem(1, tuple(range(9)), 5.0, is_atomic=True),
     ]
     dispatcher = Dispatcher(items, range(2))
-    assert [item.size for item in dispatcher.assign(0, num_rows=1)] == [1]
+    assert [item.size for item in dispatcher.assign(0, num_decoded=1, num_rows=1)] == [1]
     assert dispatcher.num_open(0) == 1 and dispatcher.has_waiting
-    assert dispatcher.assign(0, num_rows=1) == []
+    assert dispatcher.assign(0, num_decoded=1, num_rows=1) == []
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -89,7 +91,9 @@ def test_every_part_is_done_once_whatever_happens(seed: int) -> None:
         if not dispatcher.has_work:
             break
         worker, what = rng.choice(sorted(alive)), rng.random()
-        open_of[worker] += _parts(dispatcher.assign(worker, num_rows=rng.randint(1, 20)))
+        open_of[worker] += _parts(
+            dispatcher.assign(worker, num_decoded=rng.randint(0, 9), num_rows=rng.randint(1, 20))
+        )
         if what < 0.02 and turn < 2000:
             gone = len(alive) > 1 and rng.random() < 0.3
             dispatcher.remove_worker(worker, for_good=gone)
@@ -123,7 +127,7 @@ def test_what_breaks_workers_is_found_and_left_out(workers: int, culprit: int) -
         if not dispatcher.has_work:
             break
         for worker in range(workers):
-            assigned = dispatcher.assign(worker, num_rows=16)
+            assigned = dispatcher.assign(worker, num_decoded=8, num_rows=16)
             if any(item.key == culprit for item in assigned):
                 dispatcher.remove_worker(worker)
                 deaths += 1
@@ -140,18 +144,18 @@ def test_suspects_are_not_kept_for_workers_that_are_away() -> None:
     dispatcher = Dispatcher(_items(1, 1), range(2))
     dispatcher.remove_worker(1)
     for _ in range(2):
-        assert dispatcher.assign(0, num_rows=8)
+        assert dispatcher.assign(0, num_decoded=4, num_rows=8)
         dispatcher.remove_worker(0)
         dispatcher.add(0)
-    assert dispatcher.assign(0, num_rows=8)
+    assert dispatcher.assign(0, num_decoded=4, num_rows=8)
 
 
 def test_what_is_left_out_is_not_dealt_again_when_others_give_it_back() -> None:
     dispatcher = Dispatcher(_items(12), range(4))
     for worker in (1, 2):
-        assert dispatcher.assign(worker, num_rows=4)
+        assert dispatcher.assign(worker, num_decoded=4, num_rows=4)
     while not dispatcher.left_out:
-        worker = next(each for each in (0, 3) if dispatcher.assign(each, num_rows=4))
+        worker = next(each for each in (0, 3) if dispatcher.assign(each, num_decoded=4, num_rows=4))
         dispatcher.remove_worker(worker)
         dispatcher.add(worker)
     dispatcher.remove_worker(2)
@@ -162,8 +166,8 @@ def test_what_is_left_out_is_not_dealt_again_when_others_give_it_back() -> None:
 def test_an_idle_worker_relieves_one_that_has_much() -> None:
     dispatcher = Dispatcher(_items(100), range(2))
     dispatcher.requeue(1, [])
-    dispatcher.assign(0, num_rows=100)
-    dispatcher.assign(1, num_rows=10)
+    dispatcher.assign(0, num_decoded=0, num_rows=100)
+    dispatcher.assign(1, num_decoded=0, num_rows=10)
     assert dispatcher.find_donor() == (0, 25)
     for worker, indices in ((0, range(49)), (1, range(50, 59))):
         assert all(dispatcher.done(worker, 0, index) for index in indices)
@@ -197,3 +201,10 @@ def test_workers_of_a_long_job_do_the_same_work(
     time = Simulation(job, workers, speed).run()
     assert time.workers == workers and time.tokens > problems * samples
     assert 0.99 * time.tokens < 1000 * time.seconds * workers < 1.05 * time.tokens
+
+
+def test_long_prompts_are_not_computed_again_for_workers_that_have_enough() -> None:
+    speed = WorkerSpeed(64, (1, 64), (5, 6), 28_000, latency=0.01)
+    job = ClusterJob(64, 16, problem_tokens=30_000, mean_tokens=100, max_tokens=256)
+    one, eight = (Simulation(job, workers, speed).run() for workers in (1, 8))
+    assert one.seconds / eight.seconds > 7

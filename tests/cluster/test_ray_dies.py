@@ -54,7 +54,7 @@ def test_a_process_that_listens_no_more_is_told_of(monkeypatch: pytest.MonkeyPat
 
 def test_a_dealer_leaves_out_what_is_open_and_what_waits() -> None:
     dispatcher = Dispatcher([WorkItem(key, (0, 1)) for key in range(4)], [0, 1])
-    assert [part.key for part in dispatcher.assign(0, num_rows=3)] == [0, 1]
+    assert [part.key for part in dispatcher.assign(0, num_decoded=1, num_rows=3)] == [0, 1]
     assert dispatcher.done(0, 0, 0) and dispatcher.done(0, 0, 1)
     assert dispatcher.cancel_remaining() == [1, 2, 3]
     assert not dispatcher.has_work and not dispatcher.done(0, 1, 0)

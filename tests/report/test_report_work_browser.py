@@ -476,17 +476,19 @@ def test_ten_runs_are_shown_one_at_a_time(ten_path: Path, visit: Open) -> None:
     opened.check()
 
 
+# The first run is decoded at once, and each other part a second after it is asked for.
+SLOW = """(() => {
+  const decode = Response.prototype.text;
+  let calls = 0;
+  Response.prototype.text = async function () {
+    if (calls++) await new Promise((resume) => setTimeout(resume, 1000));
+    return decode.call(this);
+  };
+})()"""
+
+
 def test_a_run_can_be_chosen_while_others_load(ten_path: Path, visit: Open) -> None:
-    # The first run is decoded at once, and each other part a second after it is asked for.
-    slow = """(() => {
-      const decode = Response.prototype.text;
-      let calls = 0;
-      Response.prototype.text = async function () {
-        if (calls++) await new Promise((resume) => setTimeout(resume, 1000));
-        return decode.call(this);
-      };
-    })()"""
-    page = (opened := visit(ten_path, script=slow)).page
+    page = (opened := visit(ten_path, script=SLOW)).page
     shown = page.locator("article:visible")
     assert page.locator(".across[data-ready]").count() == 0
     for name in ("seed-3/beam", "seed-7/beam"):
@@ -498,6 +500,33 @@ def test_a_run_can_be_chosen_while_others_load(ten_path: Path, visit: Open) -> N
     # Keys go to the run that is shown.
     page.keyboard.press("n")
     opened.wait(lambda: shown.locator(".searches h4").first.inner_text() == "countdown-1")
+    opened.check()
+
+
+def test_a_run_that_is_read_while_others_load_stays_in_place(ten_path: Path, visit: Open) -> None:
+    slow = SLOW.replace("1000", "calls < 12 ? 300 * calls : 0")
+    page = (opened := visit(ten_path, script=slow, height=300)).page
+    page.locator("nav a", has_text="seed-1/beam").click()
+    opened.wait(lambda: page.locator("article[data-ready]").count() == 2)
+    assert page.locator(".across[data-ready]").count() == 0
+    page.wait_for_timeout(100)
+    page.evaluate("() => scrollTo(0, 9)")
+    opened.wait(lambda: page.locator(".across[data-ready]").count() == 1)
+    page.wait_for_timeout(100)
+    assert page.evaluate("() => scrollY") == 9
+    opened.check()
+
+
+def test_a_run_that_opens_late_leaves_the_address_and_the_notice(
+    ten_path: Path, visit: Open
+) -> None:
+    page = (opened := visit(ten_path, script=SLOW)).page
+    opened.wait(lambda: page.locator(".across[data-ready]").count() == 1)
+    page.locator("nav a", has_text="seed-3/beam").click()
+    page.evaluate("() => { location.hash = '#run=x'; }")
+    opened.wait(lambda: page.locator("article[data-ready]").count() == 2)
+    page.wait_for_timeout(300)  # the address is written a moment later
+    assert opened.place() == "#run=x" and page.locator(".unknown").is_visible()
     opened.check()
 
 

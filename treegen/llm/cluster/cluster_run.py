@@ -46,7 +46,7 @@ class _WorkerState:
     rate: float = 0.0
     """Tokens per second between the last two batches."""
     num_last_results: int = 0
-    """Number of results of the last turn."""
+    """Number of results of the last turn that had any, because a turn without work has none."""
     is_asked_to_return: bool = False
     """Whether it was asked to return work and has not returned any since."""
     answer_timer: WaitTimer = field(default_factory=WaitTimer)
@@ -145,7 +145,8 @@ class ClusterRun:
             self._give_up(gone)
             return []
         self._look_for_workers()
-        for slot in list(self._shares):
+        # Idle workers first, so that no other worker takes the work that was returned for them.
+        for slot in sorted(self._shares, key=lambda slot: bool(self._shares[slot].turns)):
             self._assign_turns(slot)
         for slot in self._wait_for_turns():
             results += self._collect(slot)
@@ -189,10 +190,9 @@ class ClusterRun:
         share, loaded = self._shares[slot], slot.loaded
         assert loaded is not None
         while len(share.turns) < NUM_QUEUED_TURNS:
-            num_rows = num_rows_to_hold(
-                self._parts or loaded.model_info.max_rows, share.num_last_results
-            )
-            parts = self._dispatcher.assign(slot.number, num_rows=num_rows)
+            num_decoded = self._parts or loaded.model_info.max_rows
+            num_rows = num_rows_to_hold(num_decoded, share.num_last_results)
+            parts = self._dispatcher.assign(slot.number, num_decoded=num_decoded, num_rows=num_rows)
             if not parts and not self._dispatcher.num_open(slot.number):
                 if not share.turns:
                     self._rebalance(slot)
@@ -263,10 +263,10 @@ class ClusterRun:
         if done or batch.given_back:
             share.is_asked_to_return = False
         if done:
-            slot.failures = 0
+            slot.failures, share.num_last_results = 0, len(done)
         tokens = batch.usage.decoded_tokens - share.usage.decoded_tokens
         share.rate = tokens / max(now - share.updated_at, 1e-3)
-        share.updated_at, share.num_last_results = now, len(done)
+        share.updated_at = now
         share.usage, share.status, share.levels = batch.usage, batch.status, batch.levels
         return done
 

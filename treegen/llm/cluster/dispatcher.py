@@ -1,8 +1,9 @@
 """Assigns problems, and parts of their samples, to workers, with work stealing.
 
 Each worker has a lane: a run of consecutive problems, so that one worker computes those below one
-node of the tree. A worker with an empty lane steals from the longest one until both have the same
-cost, and splits problems by samples if needed. So no worker is idle while work waits.
+node of the tree. A worker with an empty lane and too few rows steals from the longest lane until
+both have the same cost, and splits problems by samples if needed. So no worker is idle while work
+waits.
 
 The open work of a worker that dies returns to its lane. Problems that were open at two deaths are
 suspects: they are assigned separately from all other work, and in halves as long as workers die,
@@ -202,11 +203,14 @@ class Dispatcher:
             1 if self._items[key].is_atomic else len(indices) for key, indices in open_of.items()
         )
 
-    def assign(self, worker: int, *, num_rows: int) -> list[WorkItem]:
-        """Assign further work to a worker, from its lane or else from others, and return it.
+    def assign(self, worker: int, *, num_decoded: int, num_rows: int) -> list[WorkItem]:
+        """Assign further work to a worker, and return it.
 
         Args:
             worker: Number of the worker.
+            num_decoded: Number of rows that it decodes at once. With fewer rows, it steals from the
+                lanes of other workers; an earlier steal may be unnecessary, and computes prompts
+                again.
             num_rows: Maximum number of rows that it then has.
         """
         if worker in self._suspect_workers:
@@ -216,7 +220,7 @@ class Dispatcher:
         budget = num_rows - self.num_open(worker)
         lane, assigned = self._lanes.setdefault(worker, deque()), []
         while budget > 0:
-            if not lane:
+            if not lane and num_rows - budget < num_decoded:
                 self._steal(worker)
             if not lane:
                 break
@@ -329,15 +333,15 @@ class Dispatcher:
 
 
 def num_rows_to_hold(num_decoded: int, num_finished: int) -> int:
-    """Return how many rows a worker should hold, so that it never waits for more.
+    """Return how many rows a worker should hold, so that it rarely waits for more.
 
     Rows that a worker holds in reserve cannot go to another worker, so a larger reserve makes
     workers end at different times.
 
     Args:
         num_decoded: Number of rows that it decodes at once.
-        num_finished: Number of rows that it finished in its last turn. The next assignment reaches
-            it after two more turns, and turns differ.
+        num_finished: Number of rows that it finished in its last turn with any. The next assignment
+            reaches it after two more turns, and turns differ.
     """
     return -(-num_decoded * 5 // 4) + 3 * num_finished
 

@@ -156,12 +156,16 @@ class Page {
       else link.removeAttribute("aria-current");
     }
     const page = await this.open(key);
-    const isShown = this.articles.get(key).classList.contains("shown");
-    if (isShown || !this.several) this.current = page; // the user may have chosen another run in the meantime
+    if (this.isShown(key)) this.current = page; // the user may have chosen another run in the meantime
+  }
+
+  isShown(key) {
+    return !this.several || this.articles.get(key).classList.contains("shown");
   }
 
   note(state) {
     if (this.quiet) return;
+    if (state.run !== undefined && !this.isShown(this.keys.get(state.run))) return; // the user has left it
     this.tell("");
     noteAddress(state);
   }
@@ -226,7 +230,9 @@ class Page {
       box.dataset.ready = "";
     }
     this.quiet = false;
-    if (location.hash) await this.go(readAddress());
+    const { run } = readAddress();
+    // An address that names a run and was chosen in the meantime is shown already.
+    if (location.hash && (!this.turn || run === undefined)) await this.go(readAddress());
     keepFresh();
   }
 }
