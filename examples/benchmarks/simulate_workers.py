@@ -1,7 +1,8 @@
 """A job on several workers, simulated: treegen's own dispatcher with the times of one GPU.
 
 The simulation shows what a job loses because workers end at different times and because a worker
-with few rows is slow. It has no costs of the driver's process and of the network but `--latency`.
+with few rows is slow. It has no costs of the driver's process and of the network but `--latency`,
+no work that workers return, and no full caches.
 The figures of docs/benchmarks/features.md come from commands such as
 
     python examples/benchmarks/simulate_workers.py --problems 512 --samples 40
