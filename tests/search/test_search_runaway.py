@@ -3,7 +3,11 @@
 import asyncio
 import gc
 import json
+import os
+import subprocess
+import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -271,6 +275,23 @@ def test_a_call_of_a_session_that_nothing_ends_is_given_up() -> None:
             session.step()
         with pytest.raises(InputError, match="waiting for something other than this session"):
             _ = call.result
+
+
+def test_an_interpreter_with_abandoned_searches_exits() -> None:
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_search_runaway as tests
+tests.test_a_search_that_nothing_ends_is_given_up(tests.cannot_be_stopped)
+tests.test_a_call_of_a_session_that_nothing_ends_is_given_up()
+"""
+    folder = Path(__file__).parent
+    command = [sys.executable, "-c", program, str(folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_a_search_calls_its_end_says_nothing_of_the_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import selectors
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,8 +43,14 @@ class _IdleSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
 
-ABANDONED: Final[list[object]] = []
-"""Coroutines and tasks that ignore every error, kept so that no GeneratorExit is raised in them."""
+def keep_suspended(abandoned: object) -> None:
+    """Keep a coroutine or task that ignores every error until the process ends.
+
+    Freeing it raises GeneratorExit in it, and while the interpreter exits, all that it calls fails
+    at once. So a loop that ignores errors would never end. A reference in a module is too short,
+    because the interpreter clears modules when it exits.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(abandoned))
 
 
 async def suspend_forever() -> None:
@@ -56,7 +63,7 @@ async def suspend_forever() -> None:
     if isinstance(loop, IdleLoop) and task is not None and task not in loop.stuck_tasks:
         loop.stuck_tasks.add(task)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
-        ABANDONED.append(task)
+        keep_suspended(task)
     await loop.create_future()
 
 

@@ -22,7 +22,7 @@ from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Message, Node, chat_arguments
 from treegen.search.backend import PendingResults
 from treegen.search.budget import Budget, BudgetIgnored, SearchUsage, check_budget
-from treegen.search.event_loop import ABANDONED, drive_backend
+from treegen.search.event_loop import drive_backend, keep_suspended
 from treegen.search.live.backend import LiveBackend
 from treegen.search.tree.node import Search, SearchNode
 
@@ -71,7 +71,7 @@ class Started(Generic[T]):
         try:
             self.call.close()
         except RuntimeError:  # the coroutine ignores GeneratorExit
-            ABANDONED.append(self.call)
+            keep_suspended(self.call)
         self.error, self.is_done = error, True
 
 
