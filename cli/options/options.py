@@ -41,8 +41,11 @@ class _FilePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
         if value == "":
-            self.fail("the path is empty; choose another path, such as .", param, ctx)
-        return super().convert(value, param, ctx)
+            self.fail("the path is empty; choose another path", param, ctx)
+        try:
+            return super().convert(value, param, ctx)
+        except ValueError as error:  # a file of options may contain a NUL
+            self.fail(f"{error}; choose another path", param, ctx)
 
 
 # treegen says itself what to do about a path that cannot be read.

@@ -142,6 +142,7 @@ def test_a_run_by_a_config(treegen: Command, tmp_path: Path) -> None:
         (f"limit: {'9' * 5_000}", "is not valid YAML"),
         ("[" * 50_000, "is not valid YAML"),
         ("config: run.yaml", "there is no option 'config'"),
+        ('output_path: "a\\0b"', "embedded null byte; choose another path"),
     ],
 )
 def test_a_config_that_cannot_be_used(

@@ -750,6 +750,8 @@ def test_missing_parts_are_named(run_path: Path, fast: Path) -> None:
     assert "there is no run directory" in refusal(fast / "nothing")
     name = f"run.json is a file; pass the directory of a run, such as {run_path}"
     assert name in refusal(run_path / "run.json")
+    (fast / "a.txt").touch()
+    assert refusal(fast / "a.txt").endswith("a.txt is a file; pass the directory of a run")
 
 
 def test_results_are_replaced_as_a_whole(run_path: Path) -> None:

@@ -392,7 +392,9 @@ def _check_present(path: Path, records_file: str) -> None:
     except (OSError, ValueError):
         pass
     if os.path.isfile(path):
-        raise RunError(f"{path} is a file; pass the directory of a run, such as {path.parent}")
+        is_in_run = os.path.exists(path.parent / "run.json")
+        example = f", such as {path.parent}" if is_in_run else ""
+        raise RunError(f"{path} is a file; pass the directory of a run{example}")
     if not os.path.isdir(path):
         raise RunError(f"there is no run directory {path}; check the path")
     if not os.path.exists(path / "run.json"):

@@ -451,3 +451,15 @@ def test_pairs_of_one_group_are_one_cluster() -> None:
     assert clustered.strengths[0].stderr > 1.5 * alone.strengths[0].stderr
     assert alone.strengths[0].wins == alone.position.first == 0.5
     assert clustered.position.low < alone.position.low
+
+
+def test_groups_do_not_change_strengths() -> None:
+    pairs = [(str(i), 0, 1, float(i % 10 < 9)) for i in range(100)]
+    (alone, _), (grouped, _) = (
+        bradley_terry(pairs, 2, clusters)
+        for clusters in (None, {str(i): i // 20 for i in range(100)})
+    )
+    assert grouped.value == pytest.approx(alone.value)
+    # All groups agree, but five of them do not tell that the run wins more often.
+    assert grouped.low is not None and grouped.low < 0
+    assert alone.low is not None and 0 < alone.low < alone.value

@@ -348,13 +348,13 @@ def pairs_of(
         orders[problem].append((first, second))
         group = (groups or {}).get(problem)
         clusters[problem] = (group,) if group else ("", problem)
-        pairs.append((clusters[problem], pair[0][0], pair[1][0], (first + second) / 2))
+        pairs.append((problem, pair[0][0], pair[1][0], (first + second) / 2))
     if not pairs:
         raise InputError(
             "no pair has readable verdicts in both orders; judge more samples, or pass another "
             f"{arg('judge=')}"
         )
-    strengths = bradley_terry(pairs, len(runs))
+    strengths = bradley_terry(pairs, len(runs), clusters)
     return Pairs(runs, tuple(strengths), estimate_position_bias(orders, clusters))
 
 

@@ -1,6 +1,7 @@
 """Statistics of pairs of answers: Bradley-Terry strengths of runs, and the effect of order."""
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,7 +38,9 @@ class Strength:
 
 
 def bradley_terry(
-    pairs: Sequence[tuple[Hashable, int, int, float]], num_runs: int
+    pairs: Sequence[tuple[str, int, int, float]],
+    num_runs: int,
+    clusters: Mapping[str, Hashable] | None = None,
 ) -> list[Strength]:
     """Return the Bradley-Terry strength of each run.
 
@@ -56,10 +59,14 @@ def bradley_terry(
     of Student's distribution whose degrees of freedom are the number of problems plus one.
     docs/internals/intervals.md lists the coverage.
 
+    With clusters, standard errors and intervals treat each cluster as one problem, with imaginary
+    clusters and degrees of freedom as in `mean_interval`. The strengths do not depend on clusters.
+
     Args:
-        pairs: (problem or cluster of problems, first run, second run, result of the first run: 1
-            for a win, 0 for a loss, or a value between). Runs are numbered from 0.
+        pairs: (problem, first run, second run, result of the first run: 1 for a win, 0 for a loss,
+            or a value between). Runs are numbered from 0.
         num_runs: Number of runs.
+        clusters: The cluster of each problem, if problems are not independent.
 
     Raises:
         InputError: some runs are not connected to the others by pairs, the strengths cannot be
@@ -68,11 +75,15 @@ def bradley_terry(
     with require_extra("strengths need choix", "judge"):
         import choix
     _check_connected(pairs, num_runs)
-    problems = {name: i for i, name in enumerate(dict.fromkeys(pair[0] for pair in pairs))}
-    num = len(problems)
+    problems = dict.fromkeys(pair[0] for pair in pairs)
+    cluster_of = {name: name if clusters is None else clusters[name] for name in problems}
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(cluster_of.values()))}
+    num = len(numbers)
     compared = sorted({(min(a, b), max(a, b)) for _, a, b, _ in pairs})
-    size = len(pairs) / num / len(compared)  # weight of a pair of an imaginary problem
-    rows = [(problems[p], a, b, won, 1.0) for p, a, b, won in pairs]
+    usual = sum(size**2 for size in Counter(cluster_of.values()).values()) / len(problems)
+    # The weight of a pair of an imaginary cluster.
+    size = usual * len(pairs) / len(problems) / len(compared)
+    rows = [(numbers[cluster_of[p]], a, b, won, 1.0) for p, a, b, won in pairs]
     added = [(a, b, won) for a, b in compared for won in (1.0, 0.0)]
     rows += [(num + i, a, b, won, size) for i, (a, b, won) in enumerate(added)]
     total = num + len(added)
@@ -80,8 +91,13 @@ def bradley_terry(
     cluster, first, second = (table[:, i].astype(np.int64) for i in range(3))
     won, weight = table[:, 3], table[:, 4]
     wins = _count_wins(first, second, weight * won, weight * (1 - won), num_runs)
+    real = np.arange(len(table)) < len(pairs)
+    observed = _count_wins(first[real], second[real], won[real], 1 - won[real], num_runs)
     try:
-        theta = choix.ilsr_pairwise_dense(wins, max_iter=10_000)
+        theta = values = choix.ilsr_pairwise_dense(wins, max_iter=10_000)
+        if usual > 1:  # imaginary clusters would draw the strengths closer to 0
+            with_problems = observed + (wins - observed) / usual
+            values = choix.ilsr_pairwise_dense(with_problems, max_iter=10_000)
     except RuntimeError as error:
         message = f"the strengths of the runs cannot be fitted: {error}"
         raise InputError(f"{message}; judge more pairs") from None
@@ -97,9 +113,7 @@ def bradley_terry(
         np.add.at(hessian, (a, b), -curvature)
     bread = np.linalg.inv(hessian)
     covariance = bread @ (gradient.T @ gradient) @ bread * total / (total - 1)
-    limit = quantile(0.975, num + 1)
-    real = np.arange(len(table)) < len(pairs)
-    observed = _count_wins(first[real], second[real], won[real], 1 - won[real], num_runs)
+    limit = quantile(0.975, len(problems) / usual + 1)
     strengths = []
     for run in range(num_runs):
         stderr = math.sqrt(float(covariance[run, run]))
@@ -113,7 +127,7 @@ def bradley_terry(
         results = [*won[real & (first == run)], *(1 - won[real & (second == run)])]
         strengths.append(
             Strength(
-                float(theta[run] - theta.mean()),
+                float(values[run] - values.mean()),
                 stderr,
                 low if math.isfinite(low) else None,
                 high if math.isfinite(high) else None,
@@ -139,7 +153,7 @@ def _count_wins(first: Any, second: Any, won: _Floats, lost: _Floats, num_runs: 
     return wins
 
 
-def _check_connected(pairs: Sequence[tuple[Hashable, int, int, float]], num_runs: int) -> None:
+def _check_connected(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -> None:
     """Raise InputError if pairs do not connect all runs."""
     reached, before = {0}, -1
     while len(reached) != before:
