@@ -359,6 +359,31 @@ def test_a_budget_does_not_end_the_text_of_a_grammar(
     assert completion.thinking is None and re.fullmatch(regex, completion.text)
 
 
+@pytest.mark.parametrize("options", [{}, {"speculate": "ngram"}, {"run_ahead": True}])
+@pytest.mark.parametrize(
+    ("prompt", "thought", "budget"),
+    [("so A", "", None), ("so A", "", 0), ("so Q", " A:", 0), ("so Q", "? A:", 1)],
+)
+def test_given_tokens_are_drawn_whatever_the_grammar_and_the_budget(
+    prompt: str, thought: str, budget: int | None, options: dict[str, Any], checkpoint: Path
+) -> None:
+    llm = load(checkpoint, **options)
+    params = SamplingParams(
+        choice=CHOICES, max_tokens=40, reasoning_tags=("Q", "A"), thinking_end=" A:", seed=4
+    )
+    params = replace(params, max_thinking_tokens=budget)
+    tokens = llm.tokenizer.encode(thought, add_special_tokens=False)
+    plan = llm.plan(Node(prompt, id="one"), params)
+    for choice in CHOICES:
+        given = (*tokens, *llm.tokenizer.encode(choice[:2], add_special_tokens=False))
+        (request,) = plan.requests
+        given_plan = llm.model_info.plan([replace(request, forced=given)])
+        with llm.start_plan(given_plan, params) as stream:
+            (completion,) = stream
+        assert completion.tokens[: len(given)] == given
+        assert completion.text.removeprefix(thought) in CHOICES
+
+
 MARKS = ("<|start|>", "<|end|>", "<|channel|>", "<|message|>")
 HARMONY = (
     "Is it so?<|start|>assistant",

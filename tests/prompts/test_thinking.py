@@ -113,6 +113,16 @@ def test_a_sample_may_open_its_thinking_after_space_and_by_any_tokens(name: str)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "mistral", "unigram"])
+def test_a_sample_may_open_its_thinking_by_a_tag_that_begins_with_space(name: str) -> None:
+    tokenizer = trained(name)
+    tags = thinking_of(SamplingParams(reasoning_tags=(" the", "</think>")), tokenizer)
+    assert tags is not None and tags.opening_id is not None
+    prompt = np.array(tokenizer("so")["input_ids"])
+    tokens = np.array([tags.opening_id])
+    assert tags.begins(prompt, tokens) and tags.due(prompt, tokens, 2) == 3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "mistral", "unigram"])
 @pytest.mark.parametrize("close", ["</think>", "A", "the fox", " caf\u00e9", "\u65e5\u672c ", "ox"])
 def test_a_token_that_may_close_the_reasoning_is_known_before(name: str, close: str) -> None:
     tokenizer = trained(name)

@@ -137,6 +137,7 @@ class ThinkingTags:
         """Encode the tags with a tokenizer."""
         self.tags = tags
         self._detokenizer = Detokenizer(tokenizer)
+        self._opening = tags.open.lstrip()  # space before it may be missing, or be other space
         opening = _encode_within_text(tokenizer, tags.open)
         self.opening_id = opening[0] if len(opening) == 1 else None
         close = _encode_within_text(tokenizer, tags.close)
@@ -184,10 +185,10 @@ class ThinkingTags:
         if self._is_closed(tokens):
             return None
         text = self._detokenizer.decode_with_special(tokens).lstrip()
-        if self.opens(prompt) or text.startswith(self.tags.open):
+        if self.opens(prompt) or text.startswith(self._opening):
             return self._budget_ends(prompt, tokens, budget)
         # The last token may be part of a character.
-        may_open = self.tags.open.startswith(text.rstrip("\ufffd"))
+        may_open = self._opening.startswith(text.rstrip("\ufffd"))
         return len(tokens) + 1 if may_open else None
 
     def may_close(self, tokens: Tokens, num_new: int) -> bool:
@@ -302,7 +303,7 @@ class ThinkingTags:
         return budget if self.opens(prompt) else self._num_opening(tokens) + budget
 
     def _begins(self, prompt: Tokens, text: str) -> bool:
-        return text.lstrip().startswith(self.tags.open) or self.opens(prompt)
+        return text.lstrip().startswith(self._opening) or self.opens(prompt)
 
     def _is_closed(self, tokens: Tokens) -> bool:
         if self._closing_id is not None and (np.asarray(tokens) == self._closing_id).any():
@@ -314,7 +315,7 @@ class ThinkingTags:
 
         def is_open(num: int) -> bool:
             text = self._detokenizer.decode_with_special(tokens[:num])
-            return text.lstrip().startswith(self.tags.open)
+            return text.lstrip().startswith(self._opening)
 
         return bisect_left(range(len(tokens)), 1, key=is_open)
 

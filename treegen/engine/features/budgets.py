@@ -54,24 +54,29 @@ class ThinkingBudgets(RowFeature):
         self._grow_arrays()
         self._due[slots_PN] = self._start[slots_PN] = _NEVER
         for request, slots, budget in zip(requests, slots_PN, budgets, strict=True):
-            if request.spec.forced:
-                self._force(slots, request.spec.forced, 0)
+            given = request.spec.forced
+            if given:
+                self._force(slots, given, 0)
             tags = self._run.param_sets[request.params].stopping.thinking
             if tags is None or budget is None:
                 continue
-            self._due[slots] = due = tags.first_due(request.spec.tokens, budget)
+            # Given tokens contain the closing ones themselves.
+            self._due[slots] = due = max(tags.first_due(request.spec.tokens, budget), len(given))
             if not due:  # the prompt opens the thinking, which must end at once
                 self._force(slots, tags.end, 0)
 
-    def drop_within_grammars(self, slots_PN: Ints) -> None:
+    def drop_within_grammars(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> None:
         """Drop the budgets of new rows that continue the text of a grammar.
 
         Args:
+            requests: The requests of the rows.
             slots_PN: Slots of the rows, [requests, rows of each]; their grammars are set up.
         """
         if self.used:
-            slots = slots_PN[self._grammars.have_begun(slots_PN[:, 0])]
-            self._due[slots] = self._start[slots] = _NEVER
+            has_begun = self._grammars.have_begun(slots_PN[:, 0])
+            has_given = np.array([bool(request.spec.forced) for request in requests])
+            self._due[slots_PN[has_begun]] = _NEVER
+            self._start[slots_PN[has_begun & ~has_given]] = _NEVER
 
     def decide(self, order: Ints, counts: Ints, is_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Check rows whose thinking has used up its budget; return which rows can continue.

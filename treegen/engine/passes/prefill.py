@@ -274,7 +274,7 @@ class PrefillPasses:
             at = np.array([row for _, row in group])
             arrays = [at, seeds, np.zeros_like(seeds)]
             masks = self._features.grammars.begin(requests, slots_PN)
-            self._features.budgets.drop_within_grammars(slots_PN)
+            self._features.budgets.drop_within_grammars(requests, slots_PN)
             forced = self._features.budgets.get_first_forced_tokens(slots_PN)
             if forced is not None:
                 arrays.append(forced)
