@@ -39,7 +39,13 @@ class _FilePath(click.Path):
     """A path that is not empty: an empty one, as of an unset variable, is the current directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path."""
+        """Return the path; a usage error if it is empty.
+
+        Args:
+            value: The path, as text.
+            param: The option or argument.
+            ctx: The context of the command.
+        """
         if value == "":
             self.fail("the path is empty; choose another path", param, ctx)
         try:

@@ -86,9 +86,8 @@ def bradley_terry(
     rows = [(numbers[cluster_of[p]], a, b, won, 1.0) for p, a, b, won in pairs]
     added = [(a, b, won) for a, b in compared for won in (1.0, 0.0)]
     rows += [(num + i, a, b, won, size) for i, (a, b, won) in enumerate(added)]
-    total = num + len(added)
     table = np.array(rows, dtype=np.float64)
-    cluster, first, second = (table[:, i].astype(np.int64) for i in range(3))
+    first, second = (table[:, i].astype(np.int64) for i in (1, 2))
     won, weight = table[:, 3], table[:, 4]
     wins = _count_wins(first, second, weight * won, weight * (1 - won), num_runs)
     real = np.arange(len(table)) < len(pairs)
@@ -101,18 +100,7 @@ def bradley_terry(
     except RuntimeError as error:
         message = f"the strengths of the runs cannot be fitted: {error}"
         raise InputError(f"{message}; judge more pairs") from None
-    chance = 1 / (1 + np.exp(theta[second] - theta[first]))
-    gradient = np.zeros((total, num_runs))
-    np.add.at(gradient, (cluster, first), weight * (won - chance))
-    np.add.at(gradient, (cluster, second), weight * (chance - won))
-    # Pairs do not determine the sum of all strengths; the added ones fix it at 0.
-    hessian = np.full((num_runs, num_runs), 1.0)
-    curvature = weight * chance * (1 - chance)
-    for a, b in ((first, second), (second, first)):
-        np.add.at(hessian, (a, a), curvature)
-        np.add.at(hessian, (a, b), -curvature)
-    bread = np.linalg.inv(hessian)
-    covariance = bread @ (gradient.T @ gradient) @ bread * total / (total - 1)
+    covariance, bread = _estimate_covariance(table, theta)
     limit = quantile(0.975, len(problems) / usual + 1)
     strengths = []
     for run in range(num_runs):
@@ -151,6 +139,31 @@ def _count_wins(first: Any, second: Any, won: _Floats, lost: _Floats, num_runs: 
     np.add.at(wins, (first, second), won)
     np.add.at(wins, (second, first), lost)
     return wins
+
+
+def _estimate_covariance(table: _Floats, theta: _Floats) -> tuple[_Floats, _Floats]:
+    """Return the cluster-robust covariance of strengths, and the inverse of the Hessian.
+
+    Args:
+        table: A row for each pair: its cluster, its runs, the result and the weight.
+        theta: The strengths.
+    """
+    cluster, first, second = (table[:, i].astype(np.int64) for i in range(3))
+    won, weight = table[:, 3], table[:, 4]
+    num_clusters, num_runs = int(cluster.max()) + 1, len(theta)
+    chance = 1 / (1 + np.exp(theta[second] - theta[first]))
+    gradient = np.zeros((num_clusters, num_runs))
+    np.add.at(gradient, (cluster, first), weight * (won - chance))
+    np.add.at(gradient, (cluster, second), weight * (chance - won))
+    # Pairs do not determine the sum of all strengths; the added ones fix it at 0.
+    hessian = np.full((num_runs, num_runs), 1.0)
+    curvature = weight * chance * (1 - chance)
+    for a, b in ((first, second), (second, first)):
+        np.add.at(hessian, (a, a), curvature)
+        np.add.at(hessian, (a, b), -curvature)
+    bread = np.linalg.inv(hessian)
+    meat = gradient.T @ gradient
+    return bread @ meat @ bread * num_clusters / (num_clusters - 1), bread
 
 
 def _check_connected(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -> None:
