@@ -38,8 +38,8 @@ def test_likewise_where_draws_depend_on_the_text(seed: int) -> None:
 
 
 # In 334, samples of a path have different budgets. 1116 continues a sample that was cut in what
-# closes its thinking. Samples of 53, 5433 and 7013 go on within a grammar, of which a letter opens
-# a thinking too; it has no budget there.
+# closes its thinking. In 53, 5433 and 7013, samples continue the text of a grammar that contains
+# the opening tag; no budget applies to that text.
 @pytest.mark.parametrize("seed", [*SEEDS, 53, 334, 1116, 5433, 7013])
 def test_likewise_where_texts_have_grammars(seed: int) -> None:
     pytest.importorskip("llguidance")

@@ -3,8 +3,8 @@
 A row is checked when its thinking may have used up its budget and all its tokens are known. If the
 row opened its thinking itself, after space or by several tokens, it is checked again when the
 budget counted from there is used up. If it is still thinking then, its next tokens are the closing
-ones. The host chooses them, and they replace the draws of the pass. Text of a grammar is no
-thinking, even if it contains the tags.
+ones. The host chooses them, and they replace the draws of the pass. The text of a grammar
+does not count as thinking, even if it contains the tags.
 """
 
 from __future__ import annotations
