@@ -107,6 +107,20 @@ def test_few_rows_on_long_keys_are_split() -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (8, 2), (3, 1)])
+@pytest.mark.parametrize("dims", [(32, 32), (256, 256)])
+def test_few_single_rows(heads: tuple[int, int], dims: tuple[int, int]) -> None:
+    """In 16 bits they have a tuning of their own, which uses matrix products for one head too."""
+    dtype = torch.bfloat16 if CUDA else torch.float16
+    flat = [[Group(0, 1, 2100), Group(1, 2, 40)]]
+    cascaded = [[Group(0, 2, 300)], [Group(0, 1, 70, 300), Group(1, 2, 5, 300)]]
+    for groups in (flat, cascaded):
+        case = make_case(groups, [2200] * 2, heads=heads, dims=dims, round_to=dtype)
+        check(case, dtype, page_size=16)
+        check(case, dtype, page_size=16, window=1900, softcap=4.0, sinks=torch.randn(heads[0]))
+
+
+@needs_triton
 def test_many_groups_of_one_row() -> None:
     rng = np.random.default_rng(3)
     rows = 1000 if CUDA else 60

@@ -165,6 +165,30 @@ def test_splits_of_few_rows_need_few_graphs() -> None:
     assert splits_of(9_000, rows=34) == 11  # 34 rows of 8 key heads are more than 264 programs
 
 
+def test_single_rows_are_split_by_their_width() -> None:
+    """Programs with small blocks share a multiprocessor; one with blocks of wide heads fills it."""
+
+    def splits_of(rows: int, keys: int, shape: WorkShape) -> tuple[int, int]:
+        groups = [[Group(i, i + 1, keys) for i in range(rows)]]
+        host = [
+            to_host(level)
+            for level in paged(make_case(groups, [keys] * rows), torch.float32, 64)[2]
+        ]
+        work = build_work_list(host, replace(shape, num_rows=rows), rows, 132)
+        kind = next((at for at, units in enumerate(work.units) if len(units)), work.last_kind)
+        return max(work.num_parts, 1), kind
+
+    narrow, wide = WorkShape(1, 8, 4, 64, False), WorkShape(1, 2, 8, 64, False, is_wide=True)
+    assert [splits_of(16, keys, narrow)[0] for keys in (1_100, 2_047, 2_048)] == [1, 1, 2]
+    assert [splits_of(8, keys, narrow)[0] for keys in (600, 1_023, 1_024)] == [2, 2, 4]
+    assert [splits_of(16, keys, wide)[0] for keys in (400, 1_100, 4_200)] == [2, 4, 4]
+    assert [splits_of(32, keys, wide)[0] for keys in (400, 1_100, 2_112)] == [1, 4, 8]
+    # One query head per key head: matrix products for few rows in 16 bits.
+    alone = WorkShape(1, 32, 1, 64, False)
+    assert [splits_of(rows, 64, alone)[1] for rows in (1, 8, 9)] == [1, 1, 0]
+    assert splits_of(1, 64, replace(alone, tunes_few=False))[1] == 0
+
+
 def test_units_are_no_taller_than_asked() -> None:
     case = make_case([[Group(0, 40, 100)]], [100] * 40)
     host = [to_host(level) for level in paged(case, torch.float32, 4)[2]]

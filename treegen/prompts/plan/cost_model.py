@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from treegen.common.spec import LatentSpec
@@ -30,6 +30,12 @@ class CostModel:
     """Read rate of keys and values that each row would read without a separate part."""
     level_us: float = 0.0
     """Microseconds for all parts of a level together (a launch), shared among their rows."""
+    key_us: float = 0.0
+    """Least microseconds for one more key of every row, however few rows there are, because
+    programs wait for memory. Like `level_us`, it is shared among the rows."""
+    busy_rows: float = 1.0
+    """Rows whose programs keep the device busy. With fewer rows, the keys of a row are split over
+    several programs, and `key_us` shrinks in proportion."""
     memory_per_us: float = 14_000.0
     """Bytes per microsecond from memory, for keys that are read once."""
     flops_per_us: float = 30_000.0
@@ -62,9 +68,14 @@ class CostModel:
             layer_bytes: Bytes of one token's keys and values in a layer.
             live_rows: Rows of the whole step.
         """
+        live_rows = max(live_rows, rows)
         reread_us = (rows - 1) * tokens * layer_bytes / self.bytes_per_us
-        level_us = self.level_us * rows / max(live_rows, rows)
-        return reread_us - self.group_us - rows * self.row_us - level_us
+        wait_us = tokens * self.key_us * min(live_rows / self.busy_rows, 1.0)
+        common_us = (wait_us - self.level_us) * rows / live_rows
+        return reread_us + common_us - self.group_us - rows * self.row_us
+
+
+_BUSY_PROGRAMS = 128  # single rows of one key head that keep a GPU busy
 
 
 # The CPU costs were fitted to timings of the attention operator on one core, with 8 query heads
@@ -76,11 +87,19 @@ DEVICE_COSTS = {
         group_us=0.1,
         row_us=0.018,
         bytes_per_us=8_000_000.0,
-        level_us=6.0,
+        level_us=7.5,
+        key_us=0.005,
         memory_per_us=4_240_000.0,
         flops_per_us=567_000_000.0,
     ),
 }
+
+
+def cost_of(device_type: str, kv_heads: int) -> CostModel:
+    """Return the cost model of a device for attention layers with a number of key heads."""
+    if device_type == "cpu":
+        return DEVICE_COSTS["cpu"]
+    return replace(DEVICE_COSTS["cuda"], busy_rows=_BUSY_PROGRAMS / kv_heads)
 
 
 def decide_cascade(

@@ -32,7 +32,8 @@ from treegen.ops.attention.gpu.tuning import (
     choose_tuning,
     find_max_height,
     fold_tuning,
-    is_large,
+    has_few_tuning,
+    is_wide,
     latent_tuning,
     shared_memory,
 )
@@ -162,7 +163,8 @@ class Triton:
             highest,
             HEIGHTS[2] if is_latent else HEIGHTS[1],
             streamed,
-            not (is_latent or is_large(width, q_THD.dtype)),
+            not is_latent and has_few_tuning(width, q_THD.dtype),
+            is_wide(width),
         )
 
     def fill(self, call: LayerCall) -> None:
@@ -216,7 +218,10 @@ def _launch(
     height = max(HEIGHTS[kind], HEIGHTS[1]) if call.is_latent else HEIGHTS[kind]
     if height > 1:
         height = max(height, triton.next_power_of_2(call.per_head))
-    few = are_few(len(units) * call.keys.shape[2], kind, count_processors(call.keys.device))
+    # The last launch is short if the keys of the rows' prefix are in other levels.
+    wide = not merging["LAST"] and is_wide(width_of(call.q_THD, call.values, call.is_latent))
+    processors = count_processors(call.keys.device)
+    few = are_few(len(units) * call.keys.shape[2], kind, processors, is_wide=wide)
     call.launch_units(
         attend_units,
         units,
