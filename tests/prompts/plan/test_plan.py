@@ -127,8 +127,9 @@ def test_groups_of_a_level_divide_what_it_costs() -> None:
     assert cost.saving(10, 20, 1.0, live_rows=10) == 180 - 400
     assert cost.saving(10, 20, 1.0, live_rows=100) == 180 - 40
     waits = replace(cost, key_us=3, busy_rows=20)
-    assert waits.saving(10, 20, 1.0, live_rows=10) == 180 - 400 + 20 * 3 / 2
-    assert waits.saving(10, 20, 1.0, live_rows=100) == 180 - 40 + 20 * 3 / 10
+    assert waits.saving(10, 20, 1.0, live_rows=10) == 180 - 400 + 20 * 3 * (1 / 2 - 1 / 16)
+    assert waits.saving(10, 20, 1.0, live_rows=100) == 180 - 40 + 20 * 3 * (1 - 1 / 16) / 10
+    assert waits.saving(1, 20, 1.0, live_rows=1) == -400  # one row is split like the part
     lists = [[i] * 20 + [100] for i in range(10)]
     cost = CostModel(group_us=0, row_us=0, bytes_per_us=2048, level_us=400)
     for prompts, is_cascaded in ((lists[:1], False), (lists, True)):

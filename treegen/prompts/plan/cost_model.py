@@ -18,6 +18,10 @@ def check_sharing(sharing: object) -> None:
         raise InputError(f"{arg('sharing')} must be one of {', '.join(SHARING)}, got {sharing!r}")
 
 
+_BUSY_PROGRAMS = 128  # single rows of one key head that keep a GPU busy
+_MAX_SPLITS = 16  # programs over which a GPU splits the keys of a row
+
+
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """The cost of a separate attention part on a device, in one layer."""
@@ -70,17 +74,16 @@ class CostModel:
         """
         live_rows = max(live_rows, rows)
         reread_us = (rows - 1) * tokens * layer_bytes / self.bytes_per_us
-        wait_us = tokens * self.key_us * min(live_rows / self.busy_rows, 1.0)
+        # Both a row's keys and the part's are split over at most _MAX_SPLITS programs.
+        share = max(min(live_rows / self.busy_rows, 1.0) - 1 / _MAX_SPLITS, 0.0)
+        wait_us = tokens * self.key_us * share
         common_us = (wait_us - self.level_us) * rows / live_rows
         return reread_us + common_us - self.group_us - rows * self.row_us
 
 
-_BUSY_PROGRAMS = 128  # single rows of one key head that keep a GPU busy
-
-
 # The CPU costs were fitted to timings of the attention operator on one core, with 8 query heads
 # and 2 key heads of width 64. The GPU costs were fitted to timings on an H200, where the L2 cache
-# serves keys that many rows read. See docs/performance.md.
+# serves keys that many rows read. `cost_of` adds `busy_rows`. See docs/performance.md.
 DEVICE_COSTS = {
     "cpu": CostModel(group_us=40.0, row_us=0.5, bytes_per_us=14_000.0),
     "cuda": CostModel(
@@ -96,7 +99,12 @@ DEVICE_COSTS = {
 
 
 def cost_of(device_type: str, kv_heads: int) -> CostModel:
-    """Return the cost model of a device for attention layers with a number of key heads."""
+    """Return the cost model of a device for the attention layers of a model.
+
+    Args:
+        device_type: Type of the device, such as "cpu".
+        kv_heads: Key heads of a layer.
+    """
     if device_type == "cpu":
         return DEVICE_COSTS["cpu"]
     return replace(DEVICE_COSTS["cuda"], busy_rows=_BUSY_PROGRAMS / kv_heads)

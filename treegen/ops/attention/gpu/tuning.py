@@ -34,7 +34,9 @@ def choose_tuning(
     """
     chosen = _fastest(height, width, dtype, few)
     while height > HEIGHTS[0] and not _fits(height, width, dtype, memory, chosen):
-        if chosen["num_stages"] > 1:
+        if few and chosen["num_stages"] == 2:  # large blocks need a second stage
+            few, chosen = False, _fastest(height, width, dtype, False)
+        elif chosen["num_stages"] > 1:
             chosen["num_stages"] -= 1
         elif chosen["BLOCK_N"] > _MIN_KEYS:
             chosen["BLOCK_N"] //= 2
@@ -125,7 +127,14 @@ def shared_memory(device: torch.device) -> int:
 
 
 def is_wide(width: int) -> bool:
-    """Return whether the keys and values of a head need blocks of few keys."""
+    """Return whether a block of keys or values of a head is wide.
+
+    Programs with few keys per block are then fastest, unless there are at most one or two programs
+    per multiprocessor.
+
+    Args:
+        width: Width of the widest block of a head.
+    """
     return width > 128
 
 
