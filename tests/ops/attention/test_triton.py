@@ -29,12 +29,15 @@ from attention_cases import (
 from devices import CUDA, DEVICE, needs_triton
 from torch import Tensor
 
+import treegen.ops.attention.gpu.attend as attend_module
+import treegen.ops.attention.gpu.state as state_module
 from treegen.common.device import StagingBuffer
 from treegen.errors import InputError
 from treegen.ops.attention import Level, attend, prepare
 from treegen.ops.attention.gpu import dense
 from treegen.ops.attention.gpu.dense import find_run
 from treegen.ops.attention.gpu.state import StaticState
+from treegen.ops.attention.gpu.tuning import choose_tuning
 from treegen.ops.attention.gpu.work_units import (
     HEIGHTS,
     KEY_BLOCK,
@@ -104,6 +107,46 @@ def test_few_rows_on_long_keys_are_split() -> None:
     case = make_case(groups, [3000] * 3, heads=(2, 2))
     check(case, torch.float32, page_size=16)
     check(case, torch.float32, page_size=16, window=2500)
+
+
+@needs_triton
+@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (8, 2), (3, 1)])
+@pytest.mark.parametrize("dims", [(32, 32), (256, 256)])
+def test_few_single_rows(heads: tuple[int, int], dims: tuple[int, int]) -> None:
+    """In 16 bits they have a tuning of their own, which uses matrix products for one head too."""
+    dtype = torch.bfloat16 if CUDA else torch.float16
+    flat = [[Group(0, 1, 2100), Group(1, 2, 40)]]
+    cascaded = [[Group(0, 2, 300)], [Group(0, 1, 70, 300), Group(1, 2, 5, 300)]]
+    for groups in (flat, cascaded):
+        case = make_case(groups, [2200] * 2, heads=heads, dims=dims, round_to=dtype)
+        check(case, dtype, page_size=16)
+        check(case, dtype, page_size=16, window=1900, softcap=4.0, sinks=torch.randn(heads[0]))
+
+
+@needs_triton
+@pytest.mark.parametrize(("heads", "width"), [((20, 20), 32), ((8, 8), 256)])
+def test_graphs_have_the_tuning_of_eager_steps(
+    heads: tuple[int, int], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spare capacity of a graph's lists of units does not make few programs many."""
+    for module in (attend_module, state_module):
+        monkeypatch.setattr(module, "count_processors", lambda _: 132)
+    chosen: list[bool] = []
+
+    def choose(*args: Any, few: bool) -> dict[str, Any]:
+        chosen.append(few)
+        return choose_tuning(*args, few=few)
+
+    monkeypatch.setattr(attend_module, "choose_tuning", choose)
+    dtype = torch.bfloat16 if CUDA else torch.float16
+    case = make_case([[Group(0, 1, 700)]], [800], heads=heads, dims=(width, width), round_to=dtype)
+    keys, values, levels = paged(case, dtype, 16)
+    prepared = prepare([to_device(level, DEVICE) for level in levels], impl="triton")
+    graph = StaticState(prepared.state.levels, torch.device(DEVICE))
+    for given in (prepared, replace(prepared, state=graph)):
+        q, pool = case.q.to(DEVICE, dtype), (keys.to(DEVICE), values.to(DEVICE))
+        attend(q, *pool, given)
+    assert chosen == [True, True]
 
 
 @needs_triton
@@ -181,9 +224,10 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize(("heads", "merges"), [((4, 4), True), ((4, 2), True), ((4, 2), False)])
 def test_what_a_graph_was_captured_with_serves_other_steps(
-    heads: tuple[int, int], merges: bool, monkeypatch: pytest.MonkeyPatch
+    heads: tuple[int, int], merges: bool, is_half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer rows, other lengths; and one part less, or rows that a level leaves out, if there was
     room for that when it was captured. Parts that nobody has written hold NaN.
@@ -191,7 +235,13 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
     Args:
         merges: Rows have keys of their own, whose launch merges. Otherwise a kernel of its own
             does.
+        is_half: 16 bits, in which few rows have a tuning of their own.
     """
+    dtype, tolerance = torch.float32, 1e-4
+    if is_half:
+        dtype, tolerance = torch.bfloat16 if CUDA else torch.float16, 2e-2 if CUDA else 4e-3
+        for module in (attend_module, state_module):
+            monkeypatch.setattr(module, "count_processors", lambda _: 132)
     new_empty, size = torch.Tensor.new_empty, 16
 
     def poisoned(*args: Any, **options: Any) -> Tensor:
@@ -208,8 +258,9 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
             [Group(start, stop, 9 + stop, longest) for start, stop in starts],
             [Group(i, i + 1, 1 + i % 5, longest + 30) for i in range(rows) if merges],
         ]
-        case = make_case([level for level in groups if level], [longest + 60] * rows, heads=heads)
-        keys, values, levels = paged(case, torch.float32, 4)
+        levels = [level for level in groups if level]
+        case = make_case(levels, [longest + 60] * rows, heads=heads, round_to=dtype)
+        keys, values, levels = paged(case, dtype, 4)
         return (
             case,
             [to_device(level, DEVICE) for level in levels],
@@ -217,7 +268,7 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
         )
 
     def run(state: StaticState, case: Case, levels: list[Level], pool: Any) -> None:
-        q = torch.zeros(size, *case.q.shape[1:], device=DEVICE)
+        q = torch.zeros(size, *case.q.shape[1:], dtype=dtype, device=DEVICE)
         q[: len(case.q)] = case.q
         prepared = replace(prepare(levels, impl="triton"), state=state)
         sinks = torch.randn(4)
@@ -225,7 +276,7 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
         assert got[0].isfinite().all()
         for tensor, want in zip(got, oracle(case, sinks=sinks), strict=True):
             live = tensor[: len(case.q)].cpu().double()
-            torch.testing.assert_close(live, want, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(live, want, rtol=tolerance, atol=tolerance)
 
     whole, fewer = made(13, (6, 13), 21), made(9, (7, 9), 40)
     short, partial = made(11, (), 30), made(12, (5,), 17)

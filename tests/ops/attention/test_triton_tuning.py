@@ -144,6 +144,13 @@ def test_what_is_chosen_fits_or_shrinks(dtype: torch.dtype, width: int) -> None:
     assert heights[0] >= HEIGHTS[1]
 
 
+def test_large_blocks_keep_a_second_stage() -> None:
+    for memory in (99 * KIB, 163 * KIB, 227 * KIB):
+        for width, dtype in product((64, 128, 256), (torch.bfloat16, torch.float16)):
+            few = choose_tuning(HEIGHTS[1], width, dtype, memory, few=True)
+            assert few["num_stages"] >= 2 or few == choose_tuning(HEIGHTS[1], width, dtype, memory)
+
+
 def test_too_little_memory_says_so() -> None:
     with pytest.raises(InputError, match="head width of 512 need more shared memory"):
         choose_tuning(128, 512, torch.float32, 99 * KIB)
@@ -163,6 +170,37 @@ def test_splits_of_few_rows_need_few_graphs() -> None:
     assert list(found.values()) == [1, 1, 2, 2, 4, 8, 8, 16, 16]
     assert splits_of(9_000, rows=33) == 8
     assert splits_of(9_000, rows=34) == 11  # 34 rows of 8 key heads are more than 264 programs
+
+
+def test_single_rows_are_split_by_their_width() -> None:
+    """Programs with small blocks share a multiprocessor; one with blocks of wide heads fills it."""
+
+    def splits_of(rows: int, keys: int, shape: WorkShape) -> tuple[int, int]:
+        groups = [[Group(i, i + 1, keys) for i in range(rows)]]
+        host = [
+            to_host(level)
+            for level in paged(make_case(groups, [keys] * rows), torch.float32, 64)[2]
+        ]
+        work = build_work_list(host, replace(shape, num_rows=rows), rows, 132)
+        kind = next((at for at, units in enumerate(work.units) if len(units)), work.last_kind)
+        return max(work.num_parts, 1), kind
+
+    narrow, wide = WorkShape(1, 8, 4, 64, False), WorkShape(1, 2, 8, 64, False, is_wide=True)
+    assert [splits_of(16, keys, narrow)[0] for keys in (1_100, 2_047, 2_048)] == [1, 1, 2]
+    assert [splits_of(8, keys, narrow)[0] for keys in (600, 1_023, 1_024)] == [2, 2, 4]
+    assert [splits_of(16, keys, wide)[0] for keys in (400, 1_100, 4_200)] == [2, 4, 4]
+    assert [splits_of(32, keys, wide)[0] for keys in (400, 1_100, 2_112)] == [1, 4, 8]
+    # A shape of narrow heads leaves nothing in the memo of a level that wide heads read.
+    groups = [Group(i, i + 1, 4_200) for i in range(32)]
+    case = make_case([groups], [4_200] * 32)
+    host = [to_host(level) for level in paged(case, torch.float32, 64)[2]]
+    for is_wide, parts in ((False, 2), (True, 4), (False, 2)):
+        shape = WorkShape(32, 4, 8, 64, False, is_wide=is_wide)
+        assert build_work_list(host, shape, 32, 132).num_parts == parts, is_wide
+    # One query head per key head: matrix products for few rows in 16 bits.
+    alone = WorkShape(1, 32, 1, 64, False)
+    assert [splits_of(rows, 64, alone)[1] for rows in (1, 8, 9)] == [1, 1, 0]
+    assert splits_of(1, 64, replace(alone, tunes_few=False))[1] == 0
 
 
 def test_units_are_no_taller_than_asked() -> None:

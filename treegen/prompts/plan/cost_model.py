@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from treegen.common.spec import LatentSpec
@@ -18,6 +18,10 @@ def check_sharing(sharing: object) -> None:
         raise InputError(f"{arg('sharing')} must be one of {', '.join(SHARING)}, got {sharing!r}")
 
 
+_BUSY_PROGRAMS = 128  # single rows of one key head that keep a GPU busy
+_MAX_SPLITS = 16  # programs over which a GPU splits the keys of a row
+
+
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """The cost of a separate attention part on a device, in one layer."""
@@ -30,6 +34,12 @@ class CostModel:
     """Read rate of keys and values that each row would read without a separate part."""
     level_us: float = 0.0
     """Microseconds for all parts of a level together (a launch), shared among their rows."""
+    key_us: float = 0.0
+    """Least microseconds for one more key of every row, however few rows there are, because
+    programs wait for memory. Like `level_us`, it is shared among the rows."""
+    busy_rows: float = 1.0
+    """Rows whose programs keep the device busy. With fewer rows, the keys of a row are split over
+    several programs, and `key_us` shrinks in proportion."""
     memory_per_us: float = 14_000.0
     """Bytes per microsecond from memory, for keys that are read once."""
     flops_per_us: float = 30_000.0
@@ -62,25 +72,42 @@ class CostModel:
             layer_bytes: Bytes of one token's keys and values in a layer.
             live_rows: Rows of the whole step.
         """
+        live_rows = max(live_rows, rows)
         reread_us = (rows - 1) * tokens * layer_bytes / self.bytes_per_us
-        level_us = self.level_us * rows / max(live_rows, rows)
-        return reread_us - self.group_us - rows * self.row_us - level_us
+        # Both a row's keys and the part's are split over at most _MAX_SPLITS programs.
+        share = max(min(live_rows / self.busy_rows, 1.0) - 1 / _MAX_SPLITS, 0.0)
+        wait_us = tokens * self.key_us * share
+        common_us = (wait_us - self.level_us) * rows / live_rows
+        return reread_us + common_us - self.group_us - rows * self.row_us
 
 
 # The CPU costs were fitted to timings of the attention operator on one core, with 8 query heads
 # and 2 key heads of width 64. The GPU costs were fitted to timings on an H200, where the L2 cache
-# serves keys that many rows read. See docs/performance.md.
+# serves keys that many rows read. `cost_of` adds `busy_rows`. See docs/performance.md.
 DEVICE_COSTS = {
     "cpu": CostModel(group_us=40.0, row_us=0.5, bytes_per_us=14_000.0),
     "cuda": CostModel(
         group_us=0.1,
         row_us=0.018,
         bytes_per_us=8_000_000.0,
-        level_us=6.0,
+        level_us=7.5,
+        key_us=0.005,
         memory_per_us=4_240_000.0,
         flops_per_us=567_000_000.0,
     ),
 }
+
+
+def cost_of(device_type: str, kv_heads: int) -> CostModel:
+    """Return the cost model of a device for the attention layers of a model.
+
+    Args:
+        device_type: Type of the device, such as "cpu".
+        kv_heads: Key heads of a layer.
+    """
+    if device_type == "cpu":
+        return DEVICE_COSTS["cpu"]
+    return replace(DEVICE_COSTS["cuda"], busy_rows=_BUSY_PROGRAMS / kv_heads)
 
 
 def decide_cascade(

@@ -15,7 +15,7 @@ from treegen.prompts.bos_eos import warn_of_unended_turns
 from treegen.prompts.expansion import bound_levels
 from treegen.prompts.images.table import ImageTable
 from treegen.prompts.plan.compile import CacheForm, compile_plan
-from treegen.prompts.plan.cost_model import DEVICE_COSTS, Sharing
+from treegen.prompts.plan.cost_model import Sharing, cost_of
 from treegen.prompts.plan.draws import hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.radix import Tokens
@@ -449,7 +449,7 @@ def plan_requests(
         token_bytes=spec.kv_bytes_per_token,
         num_layers=len(spec.layers),
         sharing=sharing,
-        cost=DEVICE_COSTS["cpu" if device_type == "cpu" else "cuda"],
+        cost=cost_of(device_type, max((layer.kv_heads for layer in spec.layers), default=1)),
         max_rows=max_rows,
         split_at=list(split_at),
         align=align,

@@ -32,7 +32,8 @@ from treegen.ops.attention.gpu.tuning import (
     choose_tuning,
     find_max_height,
     fold_tuning,
-    is_large,
+    has_few_tuning,
+    is_wide,
     latent_tuning,
     shared_memory,
 )
@@ -162,7 +163,8 @@ class Triton:
             highest,
             HEIGHTS[2] if is_latent else HEIGHTS[1],
             streamed,
-            not (is_latent or is_large(width, q_THD.dtype)),
+            not is_latent and has_few_tuning(width, q_THD.dtype),
+            is_wide(width),
         )
 
     def fill(self, call: LayerCall) -> None:
@@ -185,14 +187,13 @@ class Triton:
         arrays = parts, lses, dense, dense_lses, call.sinks, call.out_THV, call.lse_TH
         counts = num_rows, dense_rows, num_chunks
         has_sinks = call.options.sinks_H is not None
-        for kind, units in zip(work.host.kinds, work.units, strict=True):
+        for kind, units, used in zip(work.host.kinds, work.units, work.host.units, strict=True):
             if len(units):
-                _launch(call, units, kind, arrays, counts, FOLD=1, HAS_SINKS=False, LAST=False)
+                merging = {"FOLD": 1, "HAS_SINKS": False, "LAST": False}
+                _launch(call, units, len(used), kind, arrays, counts, **merging)
         if len(work.last):
-            kind = work.host.last_kind
-            _launch(
-                call, work.last, kind, arrays, counts, FOLD=fold, HAS_SINKS=has_sinks, LAST=True
-            )
+            merging = {"FOLD": fold, "HAS_SINKS": has_sinks, "LAST": True}
+            _launch(call, work.last, len(work.last), work.host.last_kind, arrays, counts, **merging)
             return
         call.launch_merge(merge_parts, arrays, *counts, num_parts, FOLD=fold)
 
@@ -200,12 +201,23 @@ class Triton:
 def _launch(
     call: LayerCall,
     units: Tensor,
+    num_units: int,
     kind: int,
     arrays: tuple[Tensor, ...],
     counts: tuple[int, ...],
     **merging: int,
 ) -> None:
-    """Launch the units of one height once; `merging` has FOLD, HAS_SINKS and LAST of the kernel."""
+    """Launch the units of one height once.
+
+    Args:
+        call: The layer's call.
+        units: The units, with spare capacity.
+        num_units: How many of them are used.
+        kind: The index of their height in HEIGHTS.
+        arrays: What the kernel reads and writes besides queries, keys and values.
+        counts: Rows, rows of the dense part, and its chunks.
+        **merging: FOLD, HAS_SINKS and LAST of the kernel.
+    """
     if call.streamed:
         from treegen.ops.attention.gpu.stream_kernels import launch_stream
 
@@ -216,7 +228,10 @@ def _launch(
     height = max(HEIGHTS[kind], HEIGHTS[1]) if call.is_latent else HEIGHTS[kind]
     if height > 1:
         height = max(height, triton.next_power_of_2(call.per_head))
-    few = are_few(len(units) * call.keys.shape[2], kind, count_processors(call.keys.device))
+    # Keys that would keep a processor busy are split, so programs of the last launch are short.
+    fill = not merging["LAST"] and is_wide(width_of(call.q_THD, call.values, call.is_latent))
+    processors = count_processors(call.keys.device)
+    few = are_few(num_units * call.keys.shape[2], kind, processors, fill_processors=fill)
     call.launch_units(
         attend_units,
         units,

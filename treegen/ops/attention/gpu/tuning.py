@@ -34,7 +34,9 @@ def choose_tuning(
     """
     chosen = _fastest(height, width, dtype, few)
     while height > HEIGHTS[0] and not _fits(height, width, dtype, memory, chosen):
-        if chosen["num_stages"] > 1:
+        if few and chosen["num_stages"] == 2:  # large blocks need a second stage
+            few, chosen = False, _fastest(height, width, dtype, False)
+        elif chosen["num_stages"] > 1:
             chosen["num_stages"] -= 1
         elif chosen["BLOCK_N"] > _MIN_KEYS:
             chosen["BLOCK_N"] //= 2
@@ -124,9 +126,21 @@ def shared_memory(device: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
-def is_large(width: int, dtype: torch.dtype) -> bool:
-    """Return whether the numbers of a key or value need blocks of few keys."""
-    return width > 128 or dtype == torch.float32
+def is_wide(width: int) -> bool:
+    """Return whether a block of keys or values of a head is wide.
+
+    Programs with few keys per block are then fastest, unless there are at most one or two programs
+    per multiprocessor.
+
+    Args:
+        width: Width of the widest block of a head.
+    """
+    return width > 128
+
+
+def has_few_tuning(width: int, dtype: torch.dtype) -> bool:
+    """Return whether launches of few programs have a tuning of their own."""
+    return width <= 256 and dtype.itemsize == 2
 
 
 def _fits(height: int, width: int, dtype: torch.dtype, memory: int, chosen: dict[str, Any]) -> bool:
@@ -142,16 +156,18 @@ def _fits(height: int, width: int, dtype: torch.dtype, memory: int, chosen: dict
 
 
 def _fastest(height: int, width: int, dtype: torch.dtype, few: bool) -> dict[str, Any]:
-    large = is_large(width, dtype)
+    large = is_wide(width) or dtype == torch.float32
+    few &= has_few_tuning(width, dtype)
     if height == HEIGHTS[0]:
         if few and not large:
             return {"BLOCK_N": 32, "num_warps": 2, "num_stages": 3}
         return {"BLOCK_N": 8, "num_warps": 1, "num_stages": 3}
     if height == HEIGHTS[1]:
+        if few:
+            warps, stages = (8, 2) if large else (4, 3)
+            return {"BLOCK_N": 64, "num_warps": warps, "num_stages": stages}
         if large:
             return {"BLOCK_N": 32, "num_warps": 2, "num_stages": 2}
-        if few:
-            return {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
         # Fewer registers, so that more programs can wait for memory at the same time.
         return {"BLOCK_N": 16, "num_warps": 1, "num_stages": 3, "maxnreg": 168}
     if large:

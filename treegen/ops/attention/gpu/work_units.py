@@ -13,12 +13,14 @@ import numpy as np
 
 from treegen.ops.attention.level import HostLevel, IntArray
 
-# Folded query rows of a unit: 1 needs no matrix product, and a matrix product has at least 16.
+# Folded query rows of a unit: 1 needs no matrix product, and a matrix product has at least 16. With
+# few rows, single rows use matrix products too: Triton loads keys ahead for these only.
 HEIGHTS = (1, 16, 64, 128)
 _COSTS = (1.0, 1.6, 2.5)  # approximate relative cost of a key in a unit of the last three heights
 _PROGRAMS = (4, 4, 2, 2)  # programs of each height that keep a multiprocessor busy
 _KEYS_PER_SPLIT = 256  # smallest number of keys in a split
 KEYS_PER_SPLIT_FEW = 128  # the same with few rows
+_KEYS_PER_FIRST_SPLIT = 1024  # the same where one program per processor would be enough
 _MAX_SPLITS_FEW = 16  # largest number of splits with few rows, a power of two
 KEY_BLOCK = 64  # units start at multiples of this, so that blocks of keys do not straddle pages
 # The numbers that describe a unit, in the order in which kernels load them: part, first row, end of
@@ -56,6 +58,8 @@ class WorkShape:
     """Whether units are streams of latents; see `stream_kernels`."""
     tunes_few: bool = True
     """Whether launches of few programs have a tuning of their own; see `choose_tuning`."""
+    is_wide: bool = False
+    """Whether heads have more than 128 numbers; see `tuning.is_wide`."""
 
     def has_few_rows(self, processors: int) -> bool:
         """Return whether single rows are few programs, for which there is a tuning."""
@@ -85,7 +89,7 @@ class WorkList:
     first."""
 
 
-def are_few(programs: int, kind: int, processors: int) -> bool:
+def are_few(programs: int, kind: int, processors: int, *, fill_processors: bool = False) -> bool:
     """Return whether each program of a launch has to be fast by itself, with large blocks of keys.
 
     With more programs, each multiprocessor computes one while others wait for memory.
@@ -94,8 +98,12 @@ def are_few(programs: int, kind: int, processors: int) -> bool:
         programs: Number of programs.
         kind: Index of the units' height in HEIGHTS.
         processors: Multiprocessors of the GPU.
+        fill_processors: Whether a multiprocessor has registers for only one or two programs with
+            large blocks, so that only one program counts as few.
     """
-    return kind < len(_FEW_PROGRAMS) and programs <= _FEW_PROGRAMS[kind] * processors
+    if kind >= len(_FEW_PROGRAMS):
+        return False
+    return programs <= (1 if fill_processors else _FEW_PROGRAMS[kind]) * processors
 
 
 def build_work_list(
@@ -127,7 +135,7 @@ def build_work_list(
         may_merge = cut.splits == 1 and part <= max_merged and shape.per_head <= shape.merges
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
-            last_kind = 0 if shape.per_head == 1 else 1
+            last_kind = 0 if shape.per_head == 1 and not shape.has_few_rows(processors) else 1
             last = _one_unit_per_row(level, shape.num_rows, live_rows, part, offset)
         elif cut.num_rows:
             size = shape.page_size
@@ -172,7 +180,8 @@ class _LevelTiling:
 def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _LevelTiling:
     per_head = shape.per_head
     sizes = shape.kv_heads, per_head, processors, shape.max_height
-    key = "cut", first_key, *sizes, shape.streamed, shape.has_few_rows(processors)
+    options = shape.streamed, shape.is_wide, shape.has_few_rows(processors)
+    key = "cut", first_key, *sizes, *options
     if key in level.memo:
         tiling: _LevelTiling = level.memo[key]
         return tiling
@@ -181,6 +190,8 @@ def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int)
     rows, keys = rows_G[groups], keys_G[groups]
     is_flat = int(rows_G.max(initial=0)) <= 1
     kind = kind_of(rows * per_head, keys, shape.max_height)
+    if shape.has_few_rows(processors):
+        kind = max(kind, 1)
     if shape.streamed:  # a unit takes as long as its block of latents, if it has few rows
         kind = 1 if is_flat else 2
     height = max(HEIGHTS[kind] // per_head, 1)
@@ -211,9 +222,18 @@ def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, proce
     num_splits = _PROGRAMS[kind] * processors // programs
     if not shape.has_few_rows(processors):
         return max(1, min(num_splits, int(keys.max()) // _KEYS_PER_SPLIT))
-    if kind == 1:
-        num_splits = processors // programs
-    num_splits = max(1, min(num_splits, int(keys.max()) // KEYS_PER_SPLIT_FEW, _MAX_SPLITS_FEW))
+    longest, least = int(keys.max()), KEYS_PER_SPLIT_FEW
+    share = processors // programs
+    if kind == 1 and shape.is_wide and share < _PROGRAMS[kind]:
+        least = _KEYS_PER_SPLIT  # several programs per processor, with small blocks
+    elif kind == 1:
+        num_splits = share
+        if rows.max() == 1 and not shape.is_wide:
+            # A second program per processor, if there are enough keys. More of them are needed if
+            # the level is not split otherwise, because a split level takes a separate merge.
+            keys_of_second = _KEYS_PER_SPLIT if share > 1 else _KEYS_PER_FIRST_SPLIT
+            num_splits = max(share, min(2 * share, longest // keys_of_second))
+    num_splits = max(1, min(num_splits, longest // least, _MAX_SPLITS_FEW))
     return 1 << (num_splits.bit_length() - 1)
 
 
