@@ -105,7 +105,7 @@ def field_text(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if isinstance(value, int | float):
         return json.dumps(value)
-    return text_field(dict(row), name)
+    return text_field(row, name)
 
 
 def chat_of(row: Mapping[str, Any], name: str) -> tuple[tuple[dict[str, Any], ...], list[Any]]:
@@ -323,6 +323,7 @@ class QuestionAnswer(TextTask):
             value = row.get(image_field) if image_field else None
             listed = [] if value in (None, "") else [value]
             image_values = value if isinstance(value, list) else listed
+        left_out = {chat, image_field} & row.keys()
         return Problem(
             problem_id,
             question,
@@ -333,7 +334,7 @@ class QuestionAnswer(TextTask):
                 images.read(image, problem_id, at) for at, image in enumerate(image_values)
             ),
             messages=messages,
-            fields={k: v for k, v in row.items() if k not in (chat, image_field)},
+            fields={k: v for k, v in row.items() if k not in left_out} if left_out else row,
         )
 
 

@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -105,7 +106,8 @@ class _RepeatedNameError(ValueError):
 
 
 def _make_object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(fields)
+    # The names are the same in every line, and take more memory than short texts.
+    row = {sys.intern(name): value for name, value in fields}
     if len(row) < len(fields) and (name := _find_repeated(name for name, _ in fields)):
         raise _RepeatedNameError(f"has two fields named {name!r:.80}")
     return row
@@ -139,7 +141,7 @@ def _describe_fault(cause: BaseException | None) -> str:
             return "is JSON that could not be read"
 
 
-def text_field(row: dict[str, Any], name: str) -> str:
+def text_field(row: Mapping[str, Any], name: str) -> str:
     """Return a text field of a row.
 
     Raises:

@@ -91,6 +91,11 @@ def test_blank_lines_take_no_extra_memory() -> None:
     assert peak < 2 * _MIB
 
 
+def test_rows_share_the_names_of_their_fields() -> None:
+    (_, one), (_, other) = parse_rows(b'{"the question": 1}\n' * 2, "here")
+    assert next(iter(one)) is next(iter(other))
+
+
 def test_a_csv_file_takes_its_size_while_it_is_read(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("question,answer\n" + "1+1?,2\n" * (_MIB // 4))
