@@ -105,7 +105,7 @@ def field_text(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if isinstance(value, int | float):
         return json.dumps(value)
-    return text_field(dict(row), name)
+    return text_field(row, name)
 
 
 def chat_of(row: Mapping[str, Any], name: str) -> tuple[tuple[dict[str, Any], ...], list[Any]]:
@@ -235,7 +235,9 @@ class QuestionAnswer(TextTask):
         """
         check_arguments(self.name, options.extra, self.arguments)
         if options.data is None:
-            raise InputError(f"jsonl has no bundled problems; set --data to {self.needs_data}")
+            raise InputError(
+                f"jsonl has no bundled problems; set {arg('data=')} to {self.needs_data}"
+            )
         self._choose(options.extra)
         template = parse_template(_unescape(options.extra.get("template", _TEMPLATE)))
         numbered, source = _SOURCE.read(options.data, options.split)
@@ -321,6 +323,7 @@ class QuestionAnswer(TextTask):
             value = row.get(image_field) if image_field else None
             listed = [] if value in (None, "") else [value]
             image_values = value if isinstance(value, list) else listed
+        left_out = {chat, image_field} & row.keys()
         return Problem(
             problem_id,
             question,
@@ -331,17 +334,18 @@ class QuestionAnswer(TextTask):
                 images.read(image, problem_id, at) for at, image in enumerate(image_values)
             ),
             messages=messages,
-            fields={k: v for k, v in row.items() if k not in (chat, image_field)},
+            fields={k: v for k, v in row.items() if k not in left_out} if left_out else row,
         )
 
 
 def _check_together(options: TaskOptions) -> None:
     """Raise InputError for options that cannot be combined."""
     for name in ("image_field", "messages_field"):
-        if name in options.extra and options.num_fewshot:
-            raise InputError(
-                f"{arg('num_fewshot')} cannot be used together with {name}; remove one of the two"
-            )
+        for option in ("num_fewshot", "fewshot_file", "fewshot_data"):
+            if name in options.extra and getattr(options, option):
+                raise InputError(
+                    f"{arg(option)} cannot be used together with {name}; remove one of the two"
+                )
     for name in ("image_field", "template"):
         if name in options.extra and "messages_field" in options.extra:
             raise InputError(
@@ -450,7 +454,8 @@ def _examples(
     if options.fewshot_file is None and options.fewshot_data is None:
         if options.num_fewshot:
             raise InputError(
-                f"{arg('num_fewshot')} needs examples; pass --fewshot-file or --fewshot-data"
+                f"{arg('num_fewshot')} needs examples; pass {arg('fewshot_file')} or "
+                f"{arg('fewshot_data')}"
             )
         return []
 

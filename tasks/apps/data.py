@@ -230,8 +230,8 @@ def load_split(path: Path, split: str | None) -> LoadedRows:
     if split is None and any(path.glob("*/question.txt")):
         return _collect(_folders(path), str(path))
     raise DataError(
-        f"{path} has neither {split_dir.name}/ nor {split_dir.name}.jsonl; set --split to another "
-        "split, or pass a folder with one folder per problem or a JSON Lines file"
+        f"{path} has neither {split_dir.name}/ nor {split_dir.name}.jsonl; set {arg('split=')} to "
+        "another split, or pass a folder with one folder per problem or a JSON Lines file"
     )
 
 

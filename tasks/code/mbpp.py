@@ -158,7 +158,7 @@ class MBPP(CodeTask):
         if any(f"MBPP/{task.number}" in problem_ids for task in shots):
             raise DataError(
                 f"a few-shot example from {source} is also a problem of this run; exclude the "
-                "problem with --limit, or use other examples"
+                f"problem with {arg('limit=')}, or use other examples"
             )
         return tuple((f"{task.question}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shots)
 

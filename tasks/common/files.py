@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -105,7 +106,8 @@ class _RepeatedNameError(ValueError):
 
 
 def _make_object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(fields)
+    # The names are the same in every line, and take more memory than short texts.
+    row = {sys.intern(name): value for name, value in fields}
     if len(row) < len(fields) and (name := _find_repeated(name for name, _ in fields)):
         raise _RepeatedNameError(f"has two fields named {name!r:.80}")
     return row
@@ -139,7 +141,7 @@ def _describe_fault(cause: BaseException | None) -> str:
             return "is JSON that could not be read"
 
 
-def text_field(row: dict[str, Any], name: str) -> str:
+def text_field(row: Mapping[str, Any], name: str) -> str:
     """Return a text field of a row.
 
     Raises:
@@ -223,7 +225,11 @@ def read_text(path: Path) -> str:
     try:
         return read_data(path).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8; save the file as UTF-8") from None
+        raise DataError(_describe_other_encoding(path)) from None
+
+
+def _describe_other_encoding(path: Path) -> str:
+    return f"{path} is not UTF-8; save the file as UTF-8"
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -257,16 +263,19 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _number_lines(path: Path, read: Callable[[Iterable[str]], Any], start: int) -> Iterator[Any]:
-    text = io.StringIO(read_text(path), newline="")
+    # Decode piece by piece: the whole text would take up to four times the memory of the content.
+    text = io.TextIOWrapper(io.BytesIO(read_data(path)), encoding="utf-8-sig", newline="")
     try:
         reader = read(text)
         for row in reader:
             if row:
                 yield start, row
             start = reader.line_num + 1
+    except UnicodeDecodeError:
+        raise DataError(_describe_other_encoding(path)) from None
     except csv.Error as error:
         raise DataError(
-            f"{path}, line {start}: {error}; fix the line, or save the file again"
+            f"{path}, line {start}: {error}; fix the line, or save the rows as JSON Lines"
         ) from None
 
 

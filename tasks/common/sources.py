@@ -261,7 +261,8 @@ def file_rows(
         paths = [path / name for name in candidates if (path / name).is_file()]
         if not paths:
             raise DataError(
-                f"{' or '.join(candidates)} was not found in {path}; set --split to another split"
+                f"{' or '.join(candidates)} was not found in {path}; set {arg('split=')} to "
+                "another split"
             )
         path = paths[0]
     elif split is not None:

@@ -169,6 +169,7 @@ class LocalWorld(FileWorld):
 
     def fill(self, files: Files) -> None:
         """Write the first files; see `LocalEnvironment.start`."""
+        max_size = self._storage.max_size
         try:
             if isinstance(files, Path):
                 if not files.is_dir():
@@ -176,11 +177,15 @@ class LocalWorld(FileWorld):
                         f"the first files of a problem must be a directory, got {files}"
                     )
                 with open_folder(files) as source, open_folder(self.workspace.path) as folder:
-                    copy_tree(source, folder, self._storage.max_size, self.workspace.uid)
-                    measure_and_fix_modes(folder, self._storage.max_size)
+                    copy_tree(source, folder, max_size, self.workspace.uid)
+                    measure_and_fix_modes(folder, max_size)
             else:
-                for path, data in read_files(files).items():
-                    self._write(path, data)
+                content = read_files(files)
+                self._check_room(len(content), sum(map(len, content.values())))
+                with self._open() as folder:
+                    for path, data in content.items():
+                        self._put(folder, path, data)
+                    measure_and_fix_modes(folder, max_size)
         except (DirectoryLimitError, ToolError) as error:
             raise InputError(
                 f"the first files of a problem could not be used: {error}; change the files, or "
@@ -229,17 +234,24 @@ class LocalWorld(FileWorld):
             return read_beneath(folder, path, self._storage.max_size.size)
 
     def _write(self, path: str, data: bytes) -> None:
+        with self._open() as folder:
+            used = measure_and_fix_modes(folder, self._storage.max_size)
+            self._check_room(used.files + path.count("/") + 1, used.size + len(data))
+            self._put(folder, path, data)
+
+    def _check_room(self, num_files: int, num_bytes: int) -> None:
         max_size = self._storage.max_size
-        with self._open() as folder, _convert_path_errors(path):
-            used = measure_and_fix_modes(folder, max_size)
-            new = DirectorySize(used.files + path.count("/") + 1, used.size + len(data))
-            if new.files > max_size.files or new.size > max_size.size:
-                raise ToolError(
-                    f"the working directory may have {max_size.files:,} files and "
-                    f"{max_size.size:,} bytes"
-                )
-            if path.count("/") >= MAX_DEPTH:
-                raise ToolError(f"a path may have {MAX_DEPTH} parts")
+        if num_files > max_size.files or num_bytes > max_size.size:
+            raise ToolError(
+                f"the working directory may have {max_size.files:,} files and "
+                f"{max_size.size:,} bytes"
+            )
+
+    def _put(self, folder: int, path: str, data: bytes) -> None:
+        """Write a file, whatever the size of the directory."""
+        if path.count("/") >= MAX_DEPTH:
+            raise ToolError(f"a path may have {MAX_DEPTH} parts")
+        with _convert_path_errors(path):
             write_beneath(folder, path, data, self.workspace.uid)
 
     def _list(self) -> list[str]:

@@ -151,7 +151,7 @@ def number(arguments: Mapping[str, Any], name: str) -> int:
 
 def text(arguments: Mapping[str, Any], name: str) -> str:
     """Return a text; raise ValueError if it is missing or invalid."""
-    return text_field(dict(arguments), name)
+    return text_field(arguments, name)
 
 
 def texts(arguments: Mapping[str, Any], name: str) -> list[str]:

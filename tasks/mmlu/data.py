@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.spelling import did_you_mean
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, arg
 from treegen.evals.problem import Skipped
 from treegen.tasks.common.files import csv_lines, text_field
 from treegen.tasks.common.sources import load_table
@@ -80,7 +80,8 @@ def load_questions(
     """
     if data is None:
         raise InputError(
-            "MMLU has no bundled problems; set --data to a folder with dev/ and test/, or to hf"
+            f"MMLU has no bundled problems; set {arg('data=')} to a folder with dev/ and test/, "
+            "or to hf"
         )
     skipped: list[Skipped] = []
     if data in _HUB_NAMES:

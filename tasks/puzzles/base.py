@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, arg
+from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.search.task import SearchDefaults, SearchTask
@@ -168,6 +169,8 @@ class PuzzleTask(TextTask, SearchTask):
             InputError: An option is invalid, or there are too few examples.
             DataError: Puzzles or examples cannot be read, or an example is a problem.
         """
+        check_arguments(self.name, options.extra, self.arguments)
+        self.configure(options.extra)
         loaded, skipped, source = self.read(options)
         problems = select(loaded, options)
         examples = self._examples(options, problems)

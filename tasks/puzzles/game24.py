@@ -19,8 +19,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar, Final
 
-from treegen.errors import DataError, InputError
-from treegen.evals.arguments import check_arguments, one_of
+from treegen.errors import DataError, InputError, arg
+from treegen.evals.arguments import one_of
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.tasks.common.files import csv_rows
@@ -165,17 +165,6 @@ class Game24(PuzzleTask):
         """Set the form from the task's arguments."""
         self._form = one_of(arguments, "form", FORMS, "steps")
 
-    def load(self, options: TaskOptions) -> TaskData:
-        """Read puzzles and examples, as `PuzzleTask.load` does.
-
-        Raises:
-            InputError: An option is invalid, or there are too few examples.
-            DataError: Puzzles or examples cannot be read, or an example is a problem.
-        """
-        check_arguments(self.name, options.extra, self.arguments)
-        self.configure(options.extra)
-        return super().load(options)
-
     def read(self, options: TaskOptions) -> Loaded:
         """Return the puzzles of a split.
 
@@ -184,7 +173,9 @@ class Game24(PuzzleTask):
             DataError: The file cannot be read, or has no puzzle of the split.
         """
         if options.data is None:
-            raise InputError(f"game24 has no bundled puzzles; set --data to {self.needs_data}")
+            raise InputError(
+                f"game24 has no bundled puzzles; set {arg('data=')} to {self.needs_data}"
+            )
         split = options.split or "test"
         if split not in _SPLITS:
             raise InputError(f"game24 has no split {split!r}; use one of {', '.join(_SPLITS)}")
@@ -192,8 +183,7 @@ class Game24(PuzzleTask):
         path = path / "24.csv" if path.is_dir() else path
         problems: list[Problem] = []
         skipped: list[Skipped] = []
-        # The header is line 1, so the puzzle of rank 1 is in line 2.
-        for rank, numbers in enumerate(_read_csv(path), start=1):
+        for rank, (line, numbers) in enumerate(_read_csv(path), start=1):
             if rank not in _SPLITS[split]:
                 continue
             try:
@@ -205,7 +195,7 @@ class Game24(PuzzleTask):
                 row = {"numbers": [int(word) for word in words], "target": TARGET}
                 problems.append(as_problem(f"game24-{rank}", *read_puzzle(row), rank=rank))
             except ValueError as error:
-                skipped.append(Skipped(str(path), rank + 1, str(error)))
+                skipped.append(Skipped(str(path), line, str(error)))
         if not problems:
             raise DataError(
                 f"{path} has no puzzle in split {split} (ranks {_ranks(split)}); "
@@ -232,7 +222,7 @@ class Game24(PuzzleTask):
             InputError: The form of solutions is not "steps".
         """
         if self._form != "steps":
-            raise InputError("a search needs solutions in steps; set --task-arg form=steps")
+            raise InputError("a search needs solutions in steps; set the task argument form=steps")
         return super().root(data, problem)
 
     def answer(self, problem: Problem, text: str) -> str | None:
@@ -246,11 +236,12 @@ class Game24(PuzzleTask):
         return None if value is None else str(value)
 
 
-def _read_csv(path: Path) -> list[str]:
-    rows = [row for _, row in csv_rows(path)]
-    if not rows or "Puzzles" not in rows[0]:
+def _read_csv(path: Path) -> list[tuple[int, str]]:
+    """Return the line numbers and the texts of the puzzles in a file."""
+    rows = list(csv_rows(path))
+    if not rows or "Puzzles" not in rows[0][1]:
         raise DataError(f"{path} has no column Puzzles; pass the 24.csv from the paper")
-    return [row["Puzzles"] or "" for row in rows]
+    return [(line, row["Puzzles"] or "") for line, row in rows]
 
 
 def _ranks(split: str) -> str:

@@ -155,6 +155,7 @@ class SandboxPool(Closeable):
 
     Attributes:
         limits: The limits of each run.
+        workers: Maximum programs that run at once.
         report: The sandbox in use and its gaps. Every record must include it.
     """
 

@@ -149,7 +149,7 @@ def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
     """Find the files that the base interpreter of this process needs, with some extra packages.
 
     Raises:
-        InputError: A package is not installed.
+        InputError: A package is not installed, or a name is not that of a whole package.
         SandboxError: The interpreter does not run.
     """
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
@@ -212,6 +212,11 @@ def _find_library_dirs(python: str) -> list[str]:
 
 def _find_package_dirs(name: str) -> list[str]:
     """Return the directories of an installed package and of its wheel's libraries."""
+    package, dot, _ = name.partition(".")
+    if dot:
+        raise InputError(
+            f"packages must contain names of whole packages, got {name!r}; pass {package!r}"
+        )
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise InputError(

@@ -123,6 +123,11 @@ def test_rows_that_are_no_puzzle_are_skipped(
         Countdown().load(TaskOptions(data=str(data)))
 
 
+def test_an_argument_that_the_puzzles_do_not_have() -> None:
+    with pytest.raises(InputError, match="task 'countdown' has no argument 'form'"):
+        Countdown().load(TaskOptions(extra={"form": "steps"}))
+
+
 def test_the_same_id_twice(tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "d.jsonl", [puzzle([1, 2], 3, id=7), puzzle([1, 2], 2, id="7")])
     with pytest.raises(DataError, match="lines 1 and 2 have the same id '7'"):
@@ -149,10 +154,12 @@ def test_ranks_of_the_game_of_24(tmp_path: Path) -> None:
         load(Game24(), data=str(file))
     with pytest.raises(InputError, match="has no split 'dev'; use one of test, train, all"):
         load(Game24(), data=str(file), split="dev")
-    with pytest.raises(InputError, match=r"24\.csv"):
+    with pytest.raises(InputError, match=r"set data= to the 24\.csv"):
         load(Game24())
     file.write_text(CSV + "5,1 2 x,1\n6,,1\n7,1 2 \u0663,1\n")
-    assert len(Game24().load(TaskOptions(data=str(file), split="all")).skipped) == 3
+    skipped = Game24().load(TaskOptions(data=str(file), split="all")).skipped
+    num_lines = len(CSV.splitlines())
+    assert [row.line - num_lines for row in skipped] == [1, 2, 3]
     for content in ("", "a,b\n1,2\n", "\x00"):
         file.write_text(content)
         with pytest.raises(DataError):

@@ -36,7 +36,11 @@ from treegen.errors import CapacityError, InputError, StoppedError, WorldError
 from treegen.evals.problem import Problem
 from treegen.search.environments.protocol import Observation
 from treegen.tasks.environments import directories, local, storage
-from treegen.tasks.environments.directories import copy_tree, remove_tree
+from treegen.tasks.environments.directories import (
+    copy_tree,
+    measure_and_fix_modes,
+    remove_tree,
+)
 from treegen.tasks.environments.local import LocalEnvironment
 
 pytestmark = [
@@ -435,7 +439,10 @@ def test_bad_arguments(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
     async def body(environment: LocalEnvironment) -> None:
-        for files in ({"../x": "y"}, {"big": "x" * 2 * MIB}, tmp_path / "missing", {"": "x"}):
+        many = {f"{i}": "" for i in range(61)}
+        deep = {f"{i}/{i}/{i}/x": "" for i in range(20)}
+        too_large = ({"big": "x" * 2 * MIB}, many, deep, {"d/" * 40 + "x": ""})
+        for files in (*too_large, {"../x": "y"}, tmp_path / "missing", {"": "x"}):
             with pytest.raises(InputError, match="the first files of a problem "):
                 await environment.start(Problem("p", "", "", metadata={"files": files}))
         world = await environment.start(Problem("p", "", "", metadata={"files": tmp_path}))
@@ -449,6 +456,26 @@ def test_bad_arguments(tmp_path: Path) -> None:
     use(environment, body)
     with pytest.raises(StoppedError, match="environment is closed"):
         asyncio.run(environment.start(PROBLEM))
+
+
+def test_the_directory_is_not_measured_for_each_of_the_first_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = []
+
+    def measure(folder: int, max_size: Any) -> Any:
+        measured.append(folder)
+        return measure_and_fix_modes(folder, max_size)
+
+    monkeypatch.setattr(local, "measure_and_fix_modes", measure)
+
+    async def body(environment: LocalEnvironment) -> None:
+        files = {f"d/{i}": f"{i}" for i in range(50)}
+        world = await environment.start(Problem("p", "", "", metadata={"files": files}))
+        assert len(measured) == 1
+        assert sorted(await world.list_files()) == sorted(["d/", *files])
+
+    use(create("none"), body)
 
 
 def test_a_cancelled_action_ends_at_once() -> None:

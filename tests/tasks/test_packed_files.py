@@ -91,6 +91,44 @@ def test_blank_lines_take_no_extra_memory() -> None:
     assert peak < 2 * _MIB
 
 
+def test_rows_share_the_names_of_their_fields() -> None:
+    (_, one), (_, other) = parse_rows(b'{"the question": 1}\n' * 2, "here")
+    assert next(iter(one)) is next(iter(other))
+
+
+def test_a_csv_file_takes_its_size_while_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("question,answer\n" + "1+1?,2\n" * (_MIB // 4))
+    tracemalloc.start()
+    try:
+        num_rows = sum(1 for _ in csv_rows(file))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_rows == _MIB // 4
+    assert peak < 2 * file.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"question,answer\ncaf\xe9?,2\n", "a.csv is not UTF-8; save the file as UTF-8"),
+        (b"caf\xe9,answer\n1+1?,2\n", "a.csv is not UTF-8; save the file as UTF-8"),
+        (
+            b"question,answer\n" + b"x" * 200_000 + b",2\n",
+            r"a.csv, line 2: field larger than field limit \(131072\); fix the line, or save the "
+            "rows as JSON Lines",
+        ),
+    ],
+)
+def test_a_csv_file_that_cannot_be_read_is_an_error(
+    tmp_path: Path, content: bytes, error: str
+) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match=error):
+        list(csv_rows(tmp_path / "a.csv"))
+
+
 def test_packed_rows_are_those_of_the_unpacked_file(tmp_path: Path) -> None:
     rows = [
         {"id": at, "texts": [f"{at}" * (at % 7), None], "more": {"share": at / 7}}

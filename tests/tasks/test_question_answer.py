@@ -295,11 +295,21 @@ def test_examples_stand_before_every_problem(tmp_path: Path) -> None:
     assert (data.num_fewshot, prompt.samples) == (2, 3)
     with pytest.raises(InputError, match="num_fewshot is 3, but"):
         load(tmp_path, [ROW], fewshot_file=str(shots), num_fewshot=3)
-    with pytest.raises(InputError, match="needs examples"):
+    with pytest.raises(InputError, match="needs examples; pass fewshot_file or fewshot_data"):
         load(tmp_path, [ROW], num_fewshot=3)
     write_jsonl(shots, [{**ROW, "question": "what is  2 + 3?"}])
     with pytest.raises(DataError, match=r"example 1 in .* is also problem 'line-1' of this run"):
         load(tmp_path, [ROW], fewshot_file=str(shots))
+
+
+@pytest.mark.parametrize("field", ["image_field", "messages_field"])
+@pytest.mark.parametrize("option", ["fewshot_file", "fewshot_data"])
+def test_examples_cannot_stand_before_images_or_messages(
+    tmp_path: Path, field: str, option: str
+) -> None:
+    shots = str(write_jsonl(tmp_path / "shots.jsonl", [ROW]))
+    with pytest.raises(InputError, match=f"{option} cannot be used together with {field}"):
+        load(tmp_path, [ROW], {field: "chat"}, **{option: shots})
 
 
 def test_examples_are_drawn_by_seed_and_never_a_problem(tmp_path: Path) -> None:

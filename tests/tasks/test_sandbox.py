@@ -226,6 +226,8 @@ def test_bad_arguments() -> None:
         SandboxPool(workers=0)
     with pytest.raises(InputError, match="not installed"):
         SandboxPool(packages=["no_such_package"])
+    with pytest.raises(InputError, match=r"whole packages, got 'no_such\.module'; pass 'no_such'"):
+        SandboxPool(packages=["no_such.module"])
     with pytest.raises(InputError, match="cpu_seconds"):
         Limits(cpu_seconds=0)
     with pytest.raises(InputError, match="wall_seconds"):

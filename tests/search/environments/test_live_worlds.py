@@ -1,6 +1,7 @@
 """Places of live worlds, results with images, and budgets of actions."""
 
 import asyncio
+import contextlib
 import random
 import threading
 from typing import Any
@@ -10,6 +11,7 @@ from agent_cases import TOOLS, machines, policy, search, turns
 
 from treegen.prompts.replies.types import Reply, ToolCall
 from treegen.search.budget import Budget
+from treegen.search.environments import worlds as live_worlds
 from treegen.search.environments.agent import Agent
 from treegen.search.environments.branch import render_outcome
 from treegen.search.environments.protocol import Observation, Traits
@@ -60,6 +62,36 @@ def test_a_call_that_is_cancelled_while_its_world_closes_gives_its_place_back() 
         worlds.cancel(outcome, state)
         worlds.start(None).result(20)
         assert worlds.usage.live == 1
+
+
+class Deaf(SlowToClose):
+    """An environment whose observations end only when it is closed, even if they are cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_observing = threading.Event()
+
+    async def observe(self) -> Observation:
+        self.is_observing.set()
+        while not self.is_closing.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        return Observation()
+
+
+def test_an_environment_is_closed_while_a_call_ignores_its_cancellation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_worlds, "_CLOSING_SECONDS", 0.1)
+    environment = Deaf()
+    worlds = LiveWorlds(environment, max_live=1, max_seconds=60)
+    worlds.observe(worlds.start(None))
+    assert environment.is_observing.wait(20)
+    closing = threading.Thread(target=worlds.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert environment.is_closing.is_set()
 
 
 @pytest.mark.parametrize("texts", [("", ""), ("t", "tool"), ("state 3", "")])

@@ -138,6 +138,9 @@ class Agent(Closeable):
         Args:
             root: The node, whose text has the problem and shows the tools.
             problem: What `Environment.start` gets. Default: None.
+
+        Raises:
+            InputError: The node is part of an episode, or the agent is closed.
         """
         if root.branch is not None:
             raise InputError(f"node {root.key!r} is part of an episode; begin at another node")
@@ -164,7 +167,7 @@ class Agent(Closeable):
         Raises:
             BudgetReached: As for `SearchNode.sample`; also if the budget has no room for the calls
                 of a reply.
-            InputError: The episode is over, or has not root_branch.
+            InputError: The episode is over or has not begun, or the node was dropped.
             WorldError: The world of an episode that begins at the root cannot be started.
         """
         branch = branch_of(node)

@@ -32,7 +32,7 @@ from treegen.search.environments.states import Outcome, WorldState, WorldUsage, 
 T = TypeVar("T")
 
 _CLOSING_SECONDS: Final = 30.0
-"""Longest time to wait for the end of everything when an environment is closed."""
+"""Longest time to wait for calls that still run when an environment is closed."""
 
 
 class LiveWorlds(Closeable):
@@ -427,7 +427,8 @@ class LiveWorlds(Closeable):
         while (tasks := asyncio.all_tasks() - {this_task}) and self._loop.time() < deadline:
             await asyncio.wait(tasks, timeout=max(0.0, deadline - self._loop.time()))
         for state in list(self._states):
-            await self._end(state)
+            if not state.lock.locked():  # by a call that ignores its cancellation
+                await self._end(state)
         await self._call(self.environment.close(), "closing the environment")
         await self._loop.shutdown_asyncgens()
 
