@@ -354,13 +354,18 @@ def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
         wordings = [wordings]
     if not isinstance(wordings, Sequence) or not wordings:
         raise InputError(f"{name} needs wordings: a list of one or more texts")
+    criteria, pairs = content.get("criteria") or (), content.get("pairs", False)
+    if not isinstance(criteria, Sequence) or isinstance(criteria, str):
+        raise InputError(f"{name}: criteria must be a list of texts, got {criteria!r:.60}")
+    if not isinstance(pairs, bool):
+        raise InputError(f"{name}: pairs must be true or false, got {pairs!r:.60}")
     return Rubric(
         name=str(content.get("name", name)),
         choices={_format_value(key): _value(value, name) for key, value in choices.items()},
         wordings=tuple(_text(item, name) for item in wordings),
-        criteria=tuple(_criterion(item, name) for item in content.get("criteria") or ()),
+        criteria=tuple(_criterion(item, name) for item in criteria),
         reader=str(content.get("reader", "last-line")),
-        pairs=bool(content.get("pairs", False)),
+        pairs=pairs,
         system=str(content.get("system") or ""),
     )
 
