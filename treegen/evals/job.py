@@ -22,7 +22,7 @@ from treegen.evals.problem import Problem, readable_reference
 from treegen.evals.registry import get_task
 from treegen.evals.selection import select_if_needed
 from treegen.evals.task import Task, TaskData, TaskOptions
-from treegen.evals.task_calls import load_data, wrap_task_method
+from treegen.evals.task_calls import check_data, wrap_task_method
 from treegen.evals.truncation import drop_all_droppable, truncate_prompts
 from treegen.evals.verdict import check_ready
 from treegen.prompts.plan.plan import Plan, Request
@@ -107,7 +107,7 @@ def load_task_data(
         TaskError: the task's own code fails.
     """
     check_arguments(task.name, options.extra, task.arguments)
-    data = load_data(task, wrap_task_method(load or task.load, task.name)(options))
+    data = check_data(task, wrap_task_method(load or task.load, task.name)(options))
     if task.limits_parts:
         return data
     chosen = select_if_needed(data.problems, options)
