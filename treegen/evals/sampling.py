@@ -273,7 +273,8 @@ def sample_choices(
         prepared: The job of the run, with the tokens and the plan of its prompts.
         recorder: Stores the records in the run.
         llm: The model that scores the choices.
-        stop: Called after every step; see `treegen.evals.sampling.sample`.
+        stop: Called before every step; if it returns a true value, the iteration ends after this
+            step.
 
     Yields:
         The progress of the run after every step.

@@ -74,7 +74,8 @@ def run_judge(
         lines: The open file of judgements.
         llm: The judge.
         usage: Receives the numbers of computed tokens.
-        stop: Polled after every step; once it returns a true value, the iteration ends.
+        stop: Called before every step; if it returns a true value, the iteration ends, after this
+            step at the latest.
 
     Yields:
         (stored judgements, planned judgements) after every step.

@@ -45,8 +45,8 @@ class RunTarget(Generic[_Settings]):
     threads: str | None = None
     """The CPU threads with which it was computed; None if that is not stored."""
     late: tuple[str, ...] = ()
-    """Choices that the run stores with other values, and that no later result depends on, if the
-    run has samples."""
+    """The user's choices that differ from the stored ones and do not change the stored samples;
+    empty if the run has no samples."""
 
 
 @dataclass(frozen=True, slots=True)
