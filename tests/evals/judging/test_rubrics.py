@@ -34,7 +34,7 @@ def test_built_in_rubrics_have_several_wordings_that_share_all_they_can(name: st
     assert rubric.describe_misplaced(len(rubric.wordings)) == []
     assert load_rubric(rubric.to_json()) == rubric
     for choice in rubric.choices:
-        text = choice if rubric.has_own_form else f"Because.\n\nVerdict: {choice}"
+        text = choice if rubric.defines_verdict_format else f"Because.\n\nVerdict: {choice}"
         assert rubric.read(text) == choice
 
 

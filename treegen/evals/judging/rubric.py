@@ -176,7 +176,7 @@ def check_fields(templates: Sequence[RubricTemplate], needed: Sequence[str], nam
 
 
 BUILT_IN: Final = ("correctness", "rating", "pairwise", "simpleqa")
-LEAD: Final = "Verdict:"
+VERDICT_PREFIX: Final = "Verdict:"
 """The text before a verdict."""
 _KEYS: Final = ("name", "choices", "wordings", "criteria", "reader", "pairs", "system")
 
@@ -217,17 +217,17 @@ class Rubric:
         )
 
     @property
-    def least(self) -> float:
+    def min_value(self) -> float:
         """The smallest value of a verdict."""
         return min(self.choices.values())
 
     @property
-    def most(self) -> float:
+    def max_value(self) -> float:
         """The largest value of a verdict."""
         return max(self.choices.values())
 
     @property
-    def has_own_form(self) -> bool:
+    def defines_verdict_format(self) -> bool:
         """Whether the wordings themselves define the format of a verdict."""
         return self.reader != "last-line"
 
@@ -237,15 +237,15 @@ class Rubric:
         Args:
             reasons: Whether the judge writes its reasons before the verdict.
         """
-        if self.has_own_form:
+        if self.defines_verdict_format:
             return ""
         choices = ", ".join(self.choices)
         if reasons:
             return (
                 "\n\nGive your reasons first, in a few sentences. End with a line of its own: "
-                f'"{LEAD} X", where X is one of {choices}.'
+                f'"{VERDICT_PREFIX} X", where X is one of {choices}.'
             )
-        return f'\n\nReply with "{LEAD} X" and nothing else, where X is one of {choices}.'
+        return f'\n\nReply with "{VERDICT_PREFIX} X" and nothing else, where X is one of {choices}.'
 
     def read(self, text: str) -> str | None:
         """Return the verdict in a text; None if the text has none of the choices."""
@@ -386,12 +386,12 @@ def _check(rubric: Rubric) -> None:
             f"{name} has choices that differ only in upper and lower case; rename one of "
             "these choices"
         )
-    if rubric.least == rubric.most:
+    if rubric.min_value == rubric.max_value:
         raise InputError(
-            f"{name}: all choices have the value {rubric.least:g}; give at least two values"
+            f"{name}: all choices have the value {rubric.min_value:g}; give at least two values"
         )
     if rubric.pairs and (
-        len(rubric.choices) not in (2, 3) or list(rubric.choices.values()) not in _PAIRS
+        len(rubric.choices) not in (2, 3) or list(rubric.choices.values()) not in _PAIR_VALUES
     ):
         raise InputError(
             f"{name} compares pairs, so its choices must have the values 1 (the first answer is "
@@ -400,7 +400,7 @@ def _check(rubric: Rubric) -> None:
         )
 
 
-_PAIRS: Final = ([1.0, 0.0], [1.0, 0.0, 0.5])
+_PAIR_VALUES: Final = ([1.0, 0.0], [1.0, 0.0, 0.5])
 
 
 def _yaml(text: str, name: str) -> Any:

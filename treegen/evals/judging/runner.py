@@ -21,7 +21,7 @@ from treegen.evals.judging.prompts import (
     special_in_template,
 )
 from treegen.evals.judging.repeats import RepeatScheduler
-from treegen.evals.judging.rubric import LEAD
+from treegen.evals.judging.rubric import VERDICT_PREFIX
 from treegen.evals.judging.settings import JudgeRun
 from treegen.evals.multiple_choice import num_distinct
 from treegen.evals.thinking import thinking_to_json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from treegen.llm.base import BaseLLM
 
 Stop = Callable[[], object]
-_REPLY_PREFIX: Final = f"\n\n{LEAD}"
+_REPLY_PREFIX: Final = f"\n\n{VERDICT_PREFIX}"
 _TEMPLATE: Final = 512  # maximum tokens of a chat template, to skip most prompts in length checks
 
 
@@ -213,7 +213,7 @@ def _by_samples(
 ) -> Iterator[None]:
     settings = judge_prompts.judging.settings
     by_id = {case.id: case for case in judge_prompts.cases}
-    reply_prefix = "" if judge_prompts.chat or settings.rubric.has_own_form else "\n\n"
+    reply_prefix = "" if judge_prompts.chat or settings.rubric.defines_verdict_format else "\n\n"
     nodes = [node for _, node in judge_prompts.due(scheduler, reply_prefix=reply_prefix, room=1)]
     if not nodes:
         return
