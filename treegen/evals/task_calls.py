@@ -116,8 +116,8 @@ def score_record(task: Task, problem: Problem, record: Mapping[str, Any]) -> Map
         record: The sample's line of samples.jsonl.
 
     Raises:
-        TaskError: the task's `verdicts` or `score` fails, `verdicts` returns no mapping of Verdicts,
-            or `score` returns no Verdict for a filter.
+        TaskError: the task's `verdicts` or `score` fails, `verdicts` returns no mapping of
+            Verdicts, or `score` returns no Verdict for a filter.
     """
     if record["finish_reason"] == STOPPED:
         return {name: Verdict(None, False) for name in task.filters}

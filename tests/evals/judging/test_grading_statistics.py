@@ -20,7 +20,7 @@ from treegen.evals.judging.judgements import Judgement, JudgementSet, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.preference import bradley_terry, estimate_position_bias
 from treegen.evals.judging.rubric import load_rubric
-from treegen.evals.judging.sample_size import predict_half_width, half_width_of, required_numbers
+from treegen.evals.judging.sample_size import half_width_of, predict_half_width, required_numbers
 from treegen.evals.judging.settings import JudgeRun, JudgeSettings
 from treegen.evals.judging.summary import summarize
 
@@ -187,7 +187,8 @@ def test_as_much_as_now_is_needed_for_the_present_interval(clustered: bool) -> N
             [(float(y), i, (i, 0), 0, w) for i, y in enumerate(values) for w in (0, 1)]
         )
         interval = mean_of(found, {i: str(i // 4) for i in range(20)} if clustered else None)
-        variances, design, width = estimate_components(found), design_of(found), half_width_of(interval)
+        variances, design = estimate_components(found), design_of(found)
+        width = half_width_of(interval)
         (now, *_) = required_numbers(variances, design, width * 1.0001, interval)
         assert now.needed == 20
         (more, *others) = required_numbers(variances, design, width / 3, interval)

@@ -236,8 +236,8 @@ def list_notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]
     notices = [*unreliable, *left_out]
     if mean is not None and mean.fixed_factors:
         notices.append(
-            f"there is only one {' and one '.join(mean.fixed_factors)}, so the interval does not apply "
-            "to others"
+            f"there is only one {' and one '.join(mean.fixed_factors)}, so the interval does not "
+            "apply to others"
         )
     return notices
 

@@ -288,7 +288,7 @@ class MethodContext(Protocol):
 
     root: "SearchNode"
     """The root of the problem's tree."""
-    knobs: TreeSettings
+    settings: TreeSettings
     """The settings that shape the tree."""
     checkable: bool
     """Whether the problem alone decides if a solution is correct."""

@@ -212,7 +212,7 @@ class Searcher:
         method: Method,
     ) -> None:
         self.root, self.checkable = root, task.checkable
-        self.knobs: TreeSettings = settings
+        self.settings: TreeSettings = settings
         self._task, self._problem, self._settings = task, problem, settings
         self._value, self._is_solved = value_function, False
         self._method = method

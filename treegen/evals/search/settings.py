@@ -147,7 +147,7 @@ class SearchSettings(BaseSettings, TreeSettings):
         argument = (
             f"; pass -a {setting}=VALUE to set its argument" if setting in self.arguments else ""
         )
-        return f"on {self.method}, which does not read tools.knobs.{setting}{argument}"
+        return f"on {self.method}, which does not read tools.settings.{setting}{argument}"
 
     def _read_setting_names(self) -> Collection[str] | None:
         """Return the settings that the method reads; None if they are unknown."""
