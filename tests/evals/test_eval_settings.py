@@ -130,7 +130,7 @@ def test_free_settings_are_checked_by_the_types_of_their_fields() -> None:
         (EvalSettings, (*EvalSettings.FREE, "confidence")),
         (SearchSettings, SearchSettings.FREE),
     ]
-    left_out = {"seed", "kept"}  # they are not stored here
+    left_out = {"seed", "run_dir"}  # they are not stored here
     names = [each.name for each in fields(TaskOptions) if each.name not in left_out]
     speculate = {"DraftFunction": Callable[..., Any]}
     found = {}

@@ -45,7 +45,7 @@ def sample(
     llm: "BaseLLM",
     *,
     stop: Callable[[], object] = lambda: None,
-    judging: ProgramScoring | None = None,
+    program_scoring: ProgramScoring | None = None,
     verdicts: RunVerdicts | None = None,
 ) -> Iterator[RunProgress]:
     """Draw a run's missing samples and store each when it has ended.
@@ -56,7 +56,7 @@ def sample(
         llm: The model that draws them.
         stop: Called before every step; if it returns a true value, the iteration ends. Samples
             that had finished by then, or before an error, are in the run.
-        judging: Runs and scores the programs of code tasks during sampling.
+        program_scoring: Runs and scores the programs of code tasks during sampling.
         verdicts: The verdicts on the run's samples; receives those on new ones. Default: none are
             known.
 
@@ -66,7 +66,7 @@ def sample(
     if run.missing <= 0:
         return
     job = prepared.job
-    recorder = SampleRecorder(job, run, judging, verdicts)
+    recorder = SampleRecorder(job, run, program_scoring, verdicts)
     keep_job_images(job, run, prepared.model_info.images)
     if job.choices:
         yield from sample_choices(prepared, recorder, llm, stop=stop)
@@ -95,8 +95,8 @@ def sample(
                 store(stream.take_finished() if stopped else stream.step())
                 if feeder:
                     feeder.add_due()
-                if judging:
-                    judging.poll()
+                if program_scoring:
+                    program_scoring.poll()
                 recorder.usage_log.save()
                 last, computed = stopped or not stream.has_work, stream.usage.prompt_tokens_computed
                 now = tracker.report(last=last)

@@ -72,16 +72,18 @@ def rescore_run(
         check_execution_options([job.task], execution)
         if names := split_votes(choices.get("votes") or ()):
             job = _leave_out_votes(job, run, names, listener)
-        judging = rescore_programs(job, run, execution, listener)
-        if judging:
-            stack.callback(judging.close)
-        results, report = build_results(job, run, judging, rescore=True)
+        program_scoring = rescore_programs(job, run, execution, listener)
+        if program_scoring:
+            stack.callback(program_scoring.close)
+        results, report = build_results(job, run, program_scoring, rescore=True)
         try:
             run.write_results(results)
         except RunInUseError as error:
             listener.warn(f"results.json was not rewritten: {error}")
-        complaint = describe_unscored(job, run, judging)
-        return EvaluationResult(path, results, report, max(run.missing, 0), complaint, again="")
+        complaint = describe_unscored(job, run, program_scoring)
+        return EvaluationResult(
+            path, results, report, max(run.missing, 0), complaint, resume_hint=""
+        )
 
 
 def _leave_out_votes(job: Job, run: RunDir, names: Sequence[str], listener: Listener) -> Job:
