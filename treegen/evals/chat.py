@@ -61,11 +61,14 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
     contents = [node.content for node in path if node.content]
     if contents and all(node.has_messages for node in path if node.content):
         turns: list[Any] = [message for content in contents for message in content]
-        text = turns[0].get("content") if turns[0].get("role") == "system" else None
-        if system and isinstance(text, str):  # chat templates take one system turn
-            turns[0] = {**turns[0], "content": _join_system_texts(system, text)}
-            return turns
-        return [*_turn("system", system or ""), *turns]
+        if not system or turns[0].get("role") != "system":
+            return [*_turn("system", system or ""), *turns]
+        # Chat templates take one system turn.
+        content = turns[0].get("content") or ""
+        joined: Any = [{"type": "text", "text": f"{system}\n\n"}, *content]
+        if isinstance(content, str):
+            joined = _join_system_texts(system, content)
+        return [{**turns[0], "content": joined}, *turns[1:]]
     if not all(isinstance(content, str) for content in contents):
         raise InputError(
             f"{arg('apply_chat_template')} needs a task whose prompts are text or chat messages"
