@@ -138,7 +138,8 @@ def get_cells(
     """Return the value of each answer under each wording; see `JudgementSet.values`.
 
     The value of a pair is that of the answer of the run with the lower number: in either order, 1
-    means that this answer is better. Repeats count as in `_iterate_cases`.
+    means that this answer is better. A pair of samples of the runs A and B has the key (1000 A + B,
+    sample of A) in place of an answer's. Repeats count as in `_iterate_cases`.
 
     Args:
         judged: The judge run.

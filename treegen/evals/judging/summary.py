@@ -310,7 +310,7 @@ def _rows_of(
     return [
         (value, problem, (problem, key), number, wording)
         for (problem, key, wording), value in values.items()
-        if not pairs or key[0] == 1
+        if not pairs or key[0] == 1  # runs 0 and 1; see `get_cells`
     ]
 
 
