@@ -78,11 +78,11 @@ class Job(AnyJob):
         return {problem.id: problem for problem in self.data.problems if problem.choices or scored}
 
     @property
-    def drawing(self) -> SamplingParams | list[SamplingParams]:
+    def sampling_params(self) -> SamplingParams | list[SamplingParams]:
         """The sampling parameters: one for all samples, or a list with one for each problem."""
-        return (
-            self.settings.drawing if self.task_requests is None else list(self.task_requests.params)
-        )
+        if self.task_requests is not None:
+            return list(self.task_requests.params)
+        return self.settings.sampling_params
 
     def annotate_record(self, record: dict[str, Any]) -> None:
         """Add a sample's images, and how many nodes its prompt was left without, to its record."""
@@ -192,10 +192,10 @@ class PreparedJob:
 
     def pair_requests(self) -> dict[str, tuple[Request, SamplingParams]]:
         """Return the request and the parameters of each problem, by id; none of scored choices."""
-        drawing, requests = self.job.drawing, self.plan.requests
+        sampling, requests = self.job.sampling_params, self.plan.requests
         if self.job.choices:
             return {}
-        params = drawing if isinstance(drawing, list) else [drawing] * len(requests)
+        params = sampling if isinstance(sampling, list) else [sampling] * len(requests)
         return {request.id: (request, one) for request, one in zip(requests, params, strict=True)}
 
 
@@ -244,7 +244,11 @@ class FittedJob:
         if self.job.choices:
             return choice_requests(self.choice_prompts, model_info.spec)
         return requests_of_prompts(
-            self.prompts, model_info.tokenizer, self.job.drawing, model_info.spec, model_info.images
+            self.prompts,
+            model_info.tokenizer,
+            self.job.sampling_params,
+            model_info.spec,
+            model_info.images,
         )
 
 

@@ -76,7 +76,7 @@ def sample(
     with (
         closing(recorder),
         closing(Timeline(run.path, len(recorder.usage_log.parts))) as timeline,
-        llm.start_plan(prepared.plan_for(llm), job.drawing, **selection) as stream,
+        llm.start_plan(prepared.plan_for(llm), job.sampling_params, **selection) as stream,
     ):
         records = RecordMaker(stream.plan, job)
         feeder = _RoundFeeder(run, stream, recorder.rounds) if recorder.rounds else None
@@ -303,7 +303,7 @@ def sample_choices(
                     if len(by_pair) < len(prompt.whole):
                         continue
                     scores = [by_pair[pair] for pair in sorted(by_pair)]
-                    record = _record(
+                    record = _make_choice_record(
                         prompt, problems[prompt.id].candidates, scores, job.settings.log_tokens
                     )
                     if job.task_requests is not None:
@@ -323,7 +323,7 @@ def sample_choices(
     usage_log.save(now=True)
 
 
-def _record(
+def _make_choice_record(
     prompt: ChoicePrompt, candidates: Sequence[str], scores: Sequence[Score], log_tokens: bool
 ) -> dict[str, Any]:
     """Return the line of samples.jsonl for one problem; of equally likely choices, the first."""

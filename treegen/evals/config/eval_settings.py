@@ -240,7 +240,7 @@ class EvalSettings(BaseSettings):
         return min(first, self.num_samples)
 
     @property
-    def drawing(self) -> SamplingParams:
+    def sampling_params(self) -> SamplingParams:
         """The sampling parameters, with the confidence statistics to compute."""
         statistics: dict[str, Any] = {"self_certainty": self.self_certainty}
         if self.confidence is not None:
