@@ -93,7 +93,7 @@ def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
             quantile(0.5 + FEW_LEVELS_CONFIDENCE / 2, len(means) - 1.0)
             * math.sqrt(level_variances[-1])
         )
-    half, alone = math.hypot(*halves), halves[0]
+    half, problem_half = math.hypot(*halves), halves[0]
     naive = standard_error(by_problem, groups)
     stderr = None if naive is None else math.sqrt(naive**2 + math.fsum(level_variances))
     return Mean(
@@ -103,8 +103,8 @@ def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
         high=min(1.0, max(value, adjusted.center + half)),
         naive=naive,
         fixed_factors=tuple(fixed),
-        low_fixed=max(0.0, min(value, adjusted.center - alone)),
-        high_fixed=min(1.0, max(value, adjusted.center + alone)),
+        low_fixed=max(0.0, min(value, adjusted.center - problem_half)),
+        high_fixed=min(1.0, max(value, adjusted.center + problem_half)),
     )
 
 

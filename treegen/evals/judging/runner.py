@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 Stop = Callable[[], object]
 _REPLY_PREFIX: Final = f"\n\n{VERDICT_PREFIX}"
-_TEMPLATE: Final = 512  # maximum tokens of a chat template, to skip most prompts in length checks
+# No chat template adds more tokens to a prompt; length checks skip most prompts by this bound.
+_MAX_TEMPLATE_TOKENS: Final = 512
 
 
 @dataclass(slots=True)
@@ -143,7 +144,7 @@ class _JudgePrompts:
                 )
 
     def due(
-        self, scheduler: RepeatScheduler, *, reply_prefix: str, room: int
+        self, scheduler: RepeatScheduler, *, reply_prefix: str, reserved: int
     ) -> list[tuple[JudgedCase, Node]]:
         """Return the prompts that still need judgements.
 
@@ -152,7 +153,7 @@ class _JudgePrompts:
         Args:
             scheduler: The scheduler of repeats; it receives the judgements of long prompts.
             reply_prefix: Text with which the judge's reply begins; may be empty.
-            room: Tokens that must fit into the judge's context after a prompt.
+            reserved: Tokens that must fit into the judge's context after a prompt.
 
         Returns:
             The cases and their prompts.
@@ -161,11 +162,12 @@ class _JudgePrompts:
         nodes = [(case, self.node(case, samples, reply_prefix=reply_prefix)) for case in self.cases]
         for case in self.cases:
             self.check(case, range(samples))
-        max_prompt_tokens = self.llm.model_info.spec.context_length - room
+        max_prompt_tokens = self.llm.model_info.spec.context_length - reserved
         long = [
             (case, node)
             for case, node in nodes
-            if scheduler.needs_more(case) and self._sizes[case.id] + _TEMPLATE > max_prompt_tokens
+            if scheduler.needs_more(case)
+            and self._sizes[case.id] + _MAX_TEMPLATE_TOKENS > max_prompt_tokens
         ]
         lengths = self._lengths([node for _, node in long])
         for (case, _), length in zip(long, lengths, strict=True):
@@ -214,7 +216,9 @@ def _by_samples(
     settings = judge_prompts.judging.settings
     by_id = {case.id: case for case in judge_prompts.cases}
     reply_prefix = "" if judge_prompts.chat or settings.rubric.defines_verdict_format else "\n\n"
-    nodes = [node for _, node in judge_prompts.due(scheduler, reply_prefix=reply_prefix, room=1)]
+    nodes = [
+        node for _, node in judge_prompts.due(scheduler, reply_prefix=reply_prefix, reserved=1)
+    ]
     if not nodes:
         return
     params = settings.params(chat=judge_prompts.chat)
@@ -278,8 +282,8 @@ def _by_likelihood(
         judge_prompts.llm.tokenizer,
         list(judge_prompts.judging.settings.rubric.choices),
     )
-    room = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
-    if not (pending := judge_prompts.due(scheduler, reply_prefix=_REPLY_PREFIX, room=room)):
+    reserved = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
+    if not (pending := judge_prompts.due(scheduler, reply_prefix=_REPLY_PREFIX, reserved=reserved)):
         return
     tree = Node("", children=[node for _, node in pending], samples=0)
     prompts = tokenize(tree, tokenizer, judge_prompts.llm.images)
@@ -305,9 +309,9 @@ def _by_likelihood(
                 if len(logprob_of_choice) < len(choices):
                     continue
                 case, prompt = pending[number][0], prompts[number]
-                followed = ends[prompt.tokens[-TAIL:].tobytes()]
+                choice_tokens = ends[prompt.tokens[-TAIL:].tobytes()]
                 logprobs = exclusive_logprob(
-                    [logprob_of_choice[i] for i in range(len(choices))], followed
+                    [logprob_of_choice[i] for i in range(len(choices))], choice_tokens
                 )
                 fields = {"choice_logprobs": logprobs, "prompt_tokens": len(prompt.tokens)}
                 judge_prompts.add(case, 0, fields)

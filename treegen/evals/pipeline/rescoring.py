@@ -193,7 +193,7 @@ def pick_run_samples(
         return done
 
 
-_AT_ONCE = 256  # samples of a batch; `stop` is polled between batches
+_BATCH_SIZE = 256  # samples of a batch; `stop` is polled between batches
 
 
 def score_with_verifier(
@@ -234,10 +234,10 @@ def score_with_verifier(
             )
         pending = [record for record in records if record[:2] not in file.keys]
         yield len(records) - len(pending), len(records)
-        for start in range(0, len(pending), _AT_ONCE):
+        for start in range(0, len(pending), _BATCH_SIZE):
             if stop():
                 return
-            part = pending[start : start + _AT_ONCE]
+            part = pending[start : start + _BATCH_SIZE]
             values = verifier.values([(questions[key], text) for key, _, text in part])
             for (problem_id, index, _), steps in zip(part, values, strict=True):
                 score = verifier.reduce_steps(steps)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SCORES: Final = "scores.jsonl"
 """The file of scores in a run directory, by a verifier or by the user's own reward model."""
 _NO_LOGPROB: Final = "a sample without tokens has no log-probability"
-_HOW: Final = {
+_REMEDIES: Final = {
     "certainty": f"start a new run with {arg('self_certainty', True)}",
     "score": f"write the scores to {SCORES} in the run directory",
     "logprob": _NO_LOGPROB,
@@ -216,7 +216,7 @@ def explain_votes(
         for vote in every:
             number = vote.partition(":")[0]
             lacks = not (inputs.picks if vote == USC else number in available)
-            how = _HOW.get(number, f"start a new run with {arg('confidence=')}")
+            how = _REMEDIES.get(number, f"start a new run with {arg('confidence=')}")
             reasons[vote] = Message(f"some samples have no {number}; {how}" if lacks else "")
             if not lacks and vote != USC:
                 try:
