@@ -151,7 +151,7 @@ def _is_part(part: object) -> bool:
     """Return whether a JSON value is an attempt as `AttemptLog` or `UsageLog` writes it."""
     if not isinstance(part, dict) or not _is_number(part.get("seconds")):
         return False
-    kinds = {**asdict(Usage()), "samples": 0}
+    kinds = {**asdict(Usage()), "samples": 0, "sample_tokens": 0}
     for name, value in part.items():
         like = kinds.get(name)
         if name == "kernels":
@@ -208,12 +208,10 @@ def sum_usage(
                 continue
             if name == "kernels":
                 total[name] = _sum_level_steps(total.get(name, {}), value)
-            elif isinstance(value, bool) or not isinstance(value, int | float):
+            elif not (_is_number(value) and _is_number(earlier := total.get(name, 0))):
                 total[name] = value
-            elif name in _MAXIMA:
-                total[name] = max(total.get(name, 0), value)
             else:
-                total[name] = total.get(name, 0) + value
+                total[name] = max(earlier, value) if name in _MAXIMA else earlier + value
     # After a kill these are fewer than num_samples, because the usage of the last seconds is lost.
     total["samples_accounted"] = min(int(total.pop("samples", 0)), num_samples)
     total["samples"] = num_samples
