@@ -140,7 +140,7 @@ def load_stored_job(choices: Mapping[str, Any], run: RunDir) -> Job:
 
     Raises:
         InputError: the problems or the task are not those of the run, or code would run that the
-        user does not name.
+            user does not name.
         DataError: the problems cannot be read.
     """
     stored = find_moved_files(run.path, recall_choices(run))

@@ -131,8 +131,8 @@ def merge_choices(
 
     Raises:
         InputError: the stored task has code of its own, and the user neither names nor allows it;
-        stored data are a pipe or a device; a choice has no setting; or it is not of its field's
-        type.
+            stored data are a pipe or a device; a choice has no setting; or it is not of its field's
+            type.
     """
     stored = stored or {}
     _check_stored(stored, requested)

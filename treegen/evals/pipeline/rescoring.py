@@ -146,11 +146,11 @@ def score_run_with_verifier(
     settings = {**VERIFIER_DEFAULTS, **settings}
     with _open_run(path, choices, listener) as (run, job):
         listener.tell(f"loading {verifier}")
-        judge = load_verifier(verifier, **how, **settings)
+        model = load_verifier(verifier, **how, **settings)
         by = {"verifier": verifier, **settings, "tokens": list(settings["tokens"])}
         if not settings["turns"]:  # so that scores from before this setting existed stay valid
             del by["turns"]
-        done, _ = follow(lambda stop: score_with_verifier(job, run, judge, by, stop=stop), "scores")
+        done, _ = follow(lambda stop: score_with_verifier(job, run, model, by, stop=stop), "scores")
         return done
 
 

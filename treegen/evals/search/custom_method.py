@@ -44,7 +44,7 @@ def find_method(name: str) -> Method:
 
     Raises:
         InputError: there is no such method, its file cannot be read or run, or it is not an async
-        function of a root.
+            function of a root.
     """
     if not is_custom_method(name):
         if name not in METHODS:

@@ -255,7 +255,7 @@ def get_tree_limits(on: "MethodContext") -> dict[str, Any]:
 
 
 async def _sample(on: MethodContext) -> "SearchOutcome":
-    """Draw one solution; if the task can check different solutions, draw `width` at once."""
+    """Draw one solution; if the task can check solutions, draw up to `width` at once."""
     from treegen.search.budget import BudgetReached
     from treegen.search.strategies.best_of_n import best_of_n
     from treegen.search.tree.result import SearchOutcome
