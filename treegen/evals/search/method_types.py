@@ -248,8 +248,8 @@ def _tuples_to_lists(value: Any) -> Any:
 
 # Ways to choose the answer from the solutions that a method has found.
 CHOOSE: Final = {
-    "best": "the one that the evaluation finds best",
-    "vote": "the answer of most weight, each solution weighing what the evaluation makes of it",
+    "best": "the answer of the solution with the highest value",
+    "vote": "the answer whose solutions have the largest sum of values, each from 0 to 1",
 }
 # Ways that all tasks share; a task may have further ways.
 PROPOSE: Final = ("sample",)
