@@ -422,7 +422,7 @@ class _JournaledWorld:
         return world
 
     async def _restore(self) -> tuple[World, int]:
-        """Restore the last snapshot on the path; return its world and the number of actions in it."""
+        """Restore the last snapshot on the path; return a world and its number of actions."""
         environment, search = self._environment, self._episode.search
         for length in range(len(self._path), -1, -1):
             snapshot = self._snapshot
