@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Stop = Callable[[], object]
 _REPLY_PREFIX: Final = f"\n\n{VERDICT_PREFIX}"
-# No chat template adds more tokens to a prompt; length checks skip most prompts by this bound.
+# Tokens that a chat template is assumed to add at most, so that length checks skip most prompts.
 _MAX_TEMPLATE_TOKENS: Final = 512
 
 
