@@ -249,7 +249,7 @@ def command(
     allowed = " --allow-code-execution" if execution else ""
     terminal = Terminal(resume="eval", flags=allowed)
     placement = make_placement(params, choices.get("device", "auto"))
-    models = ModelLoader(placement=placement, stays=plan is not None or resume is not None)
+    models = ModelLoader(placement=placement, keep_loaded=plan is not None or resume is not None)
     options: dict[str, Any] = {
         "output": output,
         "resume": resume,
@@ -288,7 +288,7 @@ def _describe_results(
             document["judged"] = judgings.to_json()
             complaints += judgings.complaints
     if missing := sum(result.missing for result in results):
-        complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].again}")
+        complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].resume_hint}")
     return documents, complaints
 
 
@@ -364,7 +364,7 @@ def _judge_runs(
                 result.path,
                 listener=terminal,
                 models=judges,
-                follow=partial(terminal.count, again=result.again),
+                follow=partial(terminal.count, again=result.resume_hint),
                 allow_task_code=True,
             )
             show_judged(judgings)

@@ -28,7 +28,7 @@ async def narrowing(
         keep: Which half goes on.
     """
     level = [root]
-    for depth in range(tools.knobs.depth):
+    for depth in range(tools.settings.depth):
         width = widths[min(depth, len(widths) - 1)]
         share = max(1, width // len(level))
         steps = [step for node in level for step in await tools.step(node, share)]

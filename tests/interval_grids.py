@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from treegen.evals.statistics.estimators import adjusted_rows, reach
+from treegen.evals.statistics.estimators import adjusted_rows, imaginary_distance
 
 Floats = npt.NDArray[np.float64]
 Bounds = tuple[Floats, Floats]
@@ -154,7 +154,7 @@ def after(differences: Floats, sizes: Sequence[int] | None = None) -> Bounds:
     alike = np.where(varies, np.clip((between - within) / np.where(varies, variance, 1), 0, 1), 1.0)
     alike = alike[:, None]
     scale = np.sqrt((alike + (1 - alike) / usual) / (alike + (1 - alike) / size))
-    far = reach((means - mean[:, None]) * scale, 1 + np.abs(mean), total / usual)
+    far = imaginary_distance((means - mean[:, None]) * scale, 1 + np.abs(mean), total / usual)
     low, high = np.maximum(-1, mean - far), np.minimum(1, mean + far)
     weight = total + 2 * usual
     center = (sums.sum(axis=1) + usual * (low + high)) / weight

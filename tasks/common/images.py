@@ -24,11 +24,11 @@ class RowImages:
         """Open the images of the stored run, if there is one.
 
         Args:
-            options: Options of the task; `options.kept` names the stored run.
+            options: Options of the task; `options.run_dir` names the stored run.
             folder: Folder that paths are relative to; None if the data are not files.
         """
         self._folder = folder
-        self._stored = None if options.kept is None else RunImages.read(options.kept)
+        self._stored = None if options.run_dir is None else RunImages.read(options.run_dir)
 
     def read(self, value: Any, problem_id: str, number: int) -> ImageFile:
         """Return one image.

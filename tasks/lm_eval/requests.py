@@ -129,7 +129,7 @@ def _params(task_params: SamplingParams, settings: EvalSettings) -> SamplingPara
         for name in _OF_TASK
         if settings.sources.get(name, TASK) == TASK
     }
-    return replace(settings.drawing, **of_task)
+    return replace(settings.sampling_params, **of_task)
 
 
 def _texts(settings: EvalSettings, tokenizer: Any) -> HarnessTokenizer:

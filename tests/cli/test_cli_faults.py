@@ -214,6 +214,11 @@ def test_faults_of_a_task_are_told_before_weights_are_loaded(
             "score of problem 'a' of task 'echo' must return a Verdict for each filter",
         ),
         (
+            "    def score(",
+            "    def verdicts(self, problem, record):\n        return [1]\n\n    def score(",
+            "verdicts of problem 'a' of task 'echo' must return a mapping of Verdicts by filter",
+        ),
+        (
             "return summarize",
             "return None and summarize",
             "aggregate of task 'echo' must return a Report, got None",

@@ -383,8 +383,8 @@ def test_a_line_of_a_log_has_the_accuracy_of_all_its_samples(
 
 
 def test_a_line_says_how_many_samples_are_scored_unless_all_are() -> None:
-    assert "scored" not in moment(10, scored=10).format_accuracy
-    shown = moment(10, scored=4).format_accuracy
+    assert "scored" not in moment(10, scored=10).accuracy_text
+    shown = moment(10, scored=4).accuracy_text
     assert shown == "accuracy 0.500 (0.000 to 1.000) of 4 scored samples"
     assert moment(10, scored=4, estimate=None).details.endswith("0.500 of 4 scored samples")
 
@@ -413,7 +413,7 @@ def test_what_is_under_way_may_turn_out_either_way() -> None:
     found = so_far.estimate(8)
     assert found is not None and found.value == 4 / 12 and found.num_problems == 12
     assert found.low == estimate([1.0] * 4 + [0.0] * 8).low and found.high == 1
-    shown = moment(4, estimate=found, unknown=8, unit="searches").format_accuracy
+    shown = moment(4, estimate=found, unknown=8, unit="searches").accuracy_text
     assert shown == f"solved so far 0.333 ({found.low:.3f} to 1.000), 8 running"
     assert so_far.estimate() == so_far.estimate(0) == estimate([1.0] * 4)
 

@@ -44,6 +44,12 @@ def test_kernels_of_parts_are_added_up() -> None:
     assert total["seconds"] == 3.0
 
 
+def test_a_field_that_was_edited_in_one_part_ends_no_sum() -> None:
+    parts: list[dict[str, Any]] = [{"seconds": 1.0, "own": "a"}, {"seconds": 2.0, "own": 3}]
+    total = sum_usage(parts, num_samples=1, unshared=1, sample_tokens=1)
+    assert total["own"] == 3 and total["seconds"] == 3.0
+
+
 def test_decoded_tokens_of_unfinished_samples_are_counted_apart() -> None:
     killed = {"samples": 4, "seconds": 10.0, "decoded_tokens": 900}
     resumed = {"samples": 6, "seconds": 10.0, "decoded_tokens": 600}

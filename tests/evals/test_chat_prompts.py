@@ -28,7 +28,7 @@ def messages(settings: Mapping[str, Any], problem: int = 0) -> list[Mapping[str,
     return list(node.content)  # type: ignore[arg-type]
 
 
-def turn(role: str, content: str) -> dict[str, str]:
+def turn(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
@@ -55,13 +55,27 @@ def test_a_turn_per_shot_as_in_lm_eval(gsm8k: dict[str, Any]) -> None:
     ]
 
 
-def test_a_system_instruction_joins_the_system_turn_of_a_chat(tmp_path: Path) -> None:
-    chat = [turn("system", "You are a poet."), turn("user", "Write.")]
+def part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize(
+    ("system", "joined"),
+    [
+        ("You are a poet.", "Be brief.\n\nYou are a poet."),
+        ([part("You are a poet.")], [part("Be brief.\n\n"), part("You are a poet.")]),
+    ],
+    ids=["text", "parts"],
+)
+def test_a_system_instruction_joins_the_system_turn_of_a_chat(
+    tmp_path: Path, system: Any, joined: Any
+) -> None:
+    chat = [turn("system", system), turn("user", "Write.")]
     data = write_jsonl(tmp_path / "data.jsonl", [{"messages": chat, "answer": "x"}])
     task = {"task": "jsonl", "data": str(data), "extra": {"messages_field": "messages"}}
     assert messages(task) == chat
     assert messages({**task, "system_instruction": "Be brief."}) == [
-        turn("system", "Be brief.\n\nYou are a poet."),
+        turn("system", joined),
         turn("user", "Write."),
     ]
 

@@ -211,20 +211,20 @@ def test_a_solution_counts_if_the_method_continues_it(own: Path, how: str) -> No
     assert best["leaf"] == (how == "finish")
 
 
-KNOBS = """
+SETTINGS = """
 async def none(root, width: int = 3):
     return await root.sample(width)
 
 async def some(root, tools, depth: int = 2):
     async def inner(node):
         return await tools.propose(node)
-    return await inner(root) or tools.knobs.width + tools.knobs.depth
+    return await inner(root) or tools.settings.width + tools.settings.depth
 
 async def other(root, tools):
     return await none(root, tools)
 
-async def knobs(root, tools):
-    return vars(tools.knobs)
+async def all_settings(root, tools):
+    return vars(tools.settings)
 
 @decorated
 async def wrapped(root, tools):
@@ -233,31 +233,31 @@ async def wrapped(root, tools):
 
 
 @pytest.mark.parametrize(
-    ("function", "knobs"),
+    ("function", "settings"),
     [
         ("none", {"evaluate"}),
         ("some", {"evaluate", "propose", "expand", "width", "depth"}),
-        *((name, None) for name in ("other", "knobs", "wrapped", "absent")),
+        *((name, None) for name in ("other", "all_settings", "wrapped", "absent")),
     ],
 )
 def test_the_settings_of_a_method_are_read_from_its_code(
-    own: Path, function: str, knobs: set[str] | None
+    own: Path, function: str, settings: set[str] | None
 ) -> None:
-    own.write_text(KNOBS)
-    assert read_setting_names(f"{own}:{function}") == knobs
+    own.write_text(SETTINGS)
+    assert read_setting_names(f"{own}:{function}") == settings
     assert read_setting_names(f"{own.parent}/absent.py:{function}") is None
 
 
 def test_settings_that_its_code_does_not_read_are_refused(own: Path) -> None:
     for function, name, message in (
-        ("whole", "width", "on mine.py:whole, which does not read tools.knobs.width$"),
-        ("lines", "expand", "on mine.py:lines, which does not read tools.knobs.expand$"),
+        ("whole", "width", "on mine.py:whole, which does not read tools.settings.width$"),
+        ("lines", "expand", "on mine.py:lines, which does not read tools.settings.expand$"),
     ):
         settings = settled(own, function, **{name: 2})
         check_no_unused({"evaluate": "judge"}, [settings])
         with pytest.raises(InputError, match=message):
             check_no_unused({name: 2}, [settings])
-    own.write_text(KNOBS.replace("@decorated", ""))
+    own.write_text(SETTINGS.replace("@decorated", ""))
     with pytest.raises(InputError, match="; pass -a width=VALUE to set its argument"):
         check_no_unused({"width": 2}, [settled(own, "none", width=2)])
     check_no_unused({"width": 2}, [settled(own, "other", width=2)])

@@ -12,6 +12,7 @@ import pytest
 from report_cases import make_run
 
 from treegen.errors import InputError
+from treegen.evals.arguments import parse_verifier_settings
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.config.eval_settings import EvalSettings, resolve_eval_settings
 from treegen.evals.identity import run_settings
@@ -130,7 +131,7 @@ def test_free_settings_are_checked_by_the_types_of_their_fields() -> None:
         (EvalSettings, (*EvalSettings.FREE, "confidence")),
         (SearchSettings, SearchSettings.FREE),
     ]
-    left_out = {"seed", "kept"}  # they are not stored here
+    left_out = {"seed", "run_dir"}  # they are not stored here
     names = [each.name for each in fields(TaskOptions) if each.name not in left_out]
     speculate = {"DraftFunction": Callable[..., Any]}
     found = {}
@@ -145,3 +146,9 @@ def test_free_settings_are_checked_by_the_types_of_their_fields() -> None:
             found[name] = kinds - {None}
     found["memory"].add(float)  # such as "2.5", which the command line reads
     assert {name: set(FREE[name]) for name in found} == found
+
+
+@pytest.mark.parametrize("label", ["-1", "1.5", "9" * 5000], ids=["negative", "fraction", "long"])
+def test_labels_that_a_verifier_cannot_have(label: str) -> None:
+    with pytest.raises(InputError, match="label must be a non-negative integer"):
+        parse_verifier_settings({"label": label})

@@ -234,7 +234,7 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
     plan = _plan_judging(judge, rubric)
     if judge is not None:
         choices["judged_by"] = None if plan is None else plan.to_json()
-    models.stays = True
+    models.keep_loaded = True
     name = _run_name(instance, choices, models)
     with _OutputDirectory(output, resume, choices, name) as place, closing(models):
         results = evaluate_all(

@@ -147,8 +147,8 @@ def _read_verifier_setting(name: str, text: str) -> Any:
             raise InputError(f"{arg(name)} must be true or false, got {text!r}")
         return TRUTHS[text.lower()]
     if name == "label":
-        if not text.isdecimal():
-            raise InputError(f"{arg('label')} must be a non-negative integer, got {text!r}")
+        if not re.fullmatch(r"[0-9]{1,12}", text):
+            raise InputError(f"{arg('label')} must be a non-negative integer, got {text!r:.40}")
         return int(text)
     from treegen.model.scorers.verifier import REDUCE
 

@@ -61,21 +61,24 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
     contents = [node.content for node in path if node.content]
     if contents and all(node.has_messages for node in path if node.content):
         turns: list[Any] = [message for content in contents for message in content]
-        text = turns[0].get("content") if turns[0].get("role") == "system" else None
-        if system and isinstance(text, str):  # chat templates take one system turn
-            turns[0] = {**turns[0], "content": _join_system_texts(system, text)}
-            return turns
-        return [*_turn("system", system or ""), *turns]
+        if not system or turns[0].get("role") != "system":
+            return [*_turn("system", system or ""), *turns]
+        # Chat templates take one system turn.
+        content = turns[0].get("content") or ""
+        joined: Any = [{"type": "text", "text": f"{system}\n\n"}, *content]
+        if isinstance(content, str):
+            joined = _join_system_texts(system, content)
+        return [{**turns[0], "content": joined}, *turns[1:]]
     if not all(isinstance(content, str) for content in contents):
         raise InputError(
             f"{arg('apply_chat_template')} needs a task whose prompts are text or chat messages"
         )
     messages: list[Message] = []
-    above, user, reply = system or "", "", ""
+    system_text, user, reply = system or "", "", ""
     for node in filter(lambda node: node.content, path):
         text, role = str(node.content), node.metadata.get(_ROLE)
         if role == "system":
-            above = _join_system_texts(above, text)
+            system_text = _join_system_texts(system_text, text)
         elif role == "assistant":
             reply += text
         elif role == "gap":
@@ -87,14 +90,14 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
         else:
             user += text
     last = {"role": "user", "content": user}
-    return [*_turn("system", above), *messages, last, *_turn("assistant", reply.lstrip(" "))]
+    return [*_turn("system", system_text), *messages, last, *_turn("assistant", reply.lstrip(" "))]
 
 
 def _turn(role: str, text: str) -> list[Message]:
     return [{"role": role, "content": text}] if text else []
 
 
-def _join_system_texts(above: str, text: str) -> str:
+def _join_system_texts(system_text: str, text: str) -> str:
     """Join two system texts by a blank line, unless there is whitespace between them already."""
-    blank = not above or not text or above[-1].isspace() or text[0].isspace()
-    return f"{above}{'' if blank else chr(10) * 2}{text}"
+    blank = not system_text or not text or system_text[-1].isspace() or text[0].isspace()
+    return f"{system_text}{'' if blank else chr(10) * 2}{text}"

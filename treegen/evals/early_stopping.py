@@ -78,14 +78,14 @@ class _State:
 
     answers: dict[int, str | None] = field(default_factory=dict)
     lowest: dict[int, float] = field(default_factory=dict)
-    num_unsure: int = 0
+    num_low_confidence: int = 0
     """Samples that ended because of low confidence."""
     end: int = 0
     """Samples with lower indices are drawn, or being drawn."""
     num_voters: int = 0
     """The samples of complete rounds are those with lower indices."""
     stop_reason: str = ""
-    """Why no more samples are drawn; "" if more may be."""
+    """Why no more samples are drawn: "decided" or "all drawn"; "" if more may be."""
 
 
 class Rounds:
@@ -132,10 +132,10 @@ class Rounds:
         """
         problem_id, index = record["problem_id"], record["sample_index"]
         state = self._states[problem_id]
-        unsure = record["finish_reason"] == STOPPED
+        low_confidence = record["finish_reason"] == STOPPED
         self.num_not_drawn -= bool(state.stop_reason) and index not in state.answers
-        state.answers[index] = None if unsure else answer
-        state.num_unsure += unsure
+        state.answers[index] = None if low_confidence else answer
+        state.num_low_confidence += low_confidence
         if confidence := record.get("confidence"):
             state.lowest[index] = confidence["lowest"]
         self._changed[problem_id] = None
@@ -205,7 +205,8 @@ class Rounds:
     def to_json(self) -> dict[str, Any]:
         """Return the rules by which the run stops, and where each problem did, as JSON values.
 
-        The samples of a problem are its voters: the samples of complete rounds.
+        The samples of a problem are its voters: the samples of complete rounds. docs/runs.md
+        defines the fields, whose names stay as they are, so that old runs stay equal to the byte.
         """
         problems = {}
         for problem_id, state in self._states.items():
@@ -214,7 +215,7 @@ class Rounds:
                 "why": state.stop_reason or "under way",
             }
             if (floor := self.floor(problem_id)) is not None:
-                row |= {"unsure": state.num_unsure, "floor": floor}
+                row |= {"unsure": state.num_low_confidence, "floor": floor}
             problems[problem_id] = row
         settings = self._settings
         return {

@@ -140,11 +140,11 @@ def load_stored_job(choices: Mapping[str, Any], run: RunDir) -> Job:
 
     Raises:
         InputError: the problems or the task are not those of the run, or code would run that the
-        user does not name.
+            user does not name.
         DataError: the problems cannot be read.
     """
     stored = find_moved_files(run.path, recall_choices(run))
-    settings = {**stored, "score": True, "kept": run.path}
+    settings = {**stored, "score": True, "run_dir": run.path}
     with explain_moved_data(stored.get("data") if choices.get("data") is None else None):
         job = load_job(resolve_eval_settings(drop_unset(choices), settings))
     check_same_task(job, run.info.identity, str(run.path))

@@ -22,7 +22,7 @@ from treegen.evals.problem import Problem, readable_reference
 from treegen.evals.registry import get_task
 from treegen.evals.selection import select_if_needed
 from treegen.evals.task import Task, TaskData, TaskOptions
-from treegen.evals.task_calls import load_data, wrap_task_method
+from treegen.evals.task_calls import check_data, wrap_task_method
 from treegen.evals.truncation import drop_all_droppable, truncate_prompts
 from treegen.evals.verdict import check_ready
 from treegen.prompts.plan.plan import Plan, Request
@@ -78,11 +78,11 @@ class Job(AnyJob):
         return {problem.id: problem for problem in self.data.problems if problem.choices or scored}
 
     @property
-    def drawing(self) -> SamplingParams | list[SamplingParams]:
+    def sampling_params(self) -> SamplingParams | list[SamplingParams]:
         """The sampling parameters: one for all samples, or a list with one for each problem."""
-        return (
-            self.settings.drawing if self.task_requests is None else list(self.task_requests.params)
-        )
+        if self.task_requests is not None:
+            return list(self.task_requests.params)
+        return self.settings.sampling_params
 
     def annotate_record(self, record: dict[str, Any]) -> None:
         """Add a sample's images, and how many nodes its prompt was left without, to its record."""
@@ -107,7 +107,7 @@ def load_task_data(
         TaskError: the task's own code fails.
     """
     check_arguments(task.name, options.extra, task.arguments)
-    data = load_data(task, wrap_task_method(load or task.load, task.name)(options))
+    data = check_data(task, wrap_task_method(load or task.load, task.name)(options))
     if task.limits_parts:
         return data
     chosen = select_if_needed(data.problems, options)
@@ -192,10 +192,10 @@ class PreparedJob:
 
     def pair_requests(self) -> dict[str, tuple[Request, SamplingParams]]:
         """Return the request and the parameters of each problem, by id; none of scored choices."""
-        drawing, requests = self.job.drawing, self.plan.requests
+        sampling, requests = self.job.sampling_params, self.plan.requests
         if self.job.choices:
             return {}
-        params = drawing if isinstance(drawing, list) else [drawing] * len(requests)
+        params = sampling if isinstance(sampling, list) else [sampling] * len(requests)
         return {request.id: (request, one) for request, one in zip(requests, params, strict=True)}
 
 
@@ -244,7 +244,11 @@ class FittedJob:
         if self.job.choices:
             return choice_requests(self.choice_prompts, model_info.spec)
         return requests_of_prompts(
-            self.prompts, model_info.tokenizer, self.job.drawing, model_info.spec, model_info.images
+            self.prompts,
+            model_info.tokenizer,
+            self.job.sampling_params,
+            model_info.spec,
+            model_info.images,
         )
 
 

@@ -88,8 +88,8 @@ def load_model_info(engine: EngineOptions, placement: "Placement | None" = None)
         placement: The placement of the workers that compute, on devices that this machine need not
             have; None if this machine computes.
     """
-    numbers = resolve_precision(engine, placement)
-    device, dtype = numbers.device, numbers.torch_dtype
+    precision = resolve_precision(engine, placement)
+    device, dtype = precision.device, precision.torch_dtype
 
     from treegen.model import memory
     from treegen.model.config import load_spec
@@ -119,31 +119,31 @@ def load_model_info(engine: EngineOptions, placement: "Placement | None" = None)
     tokenizer = load_tokenizer(engine.model, **source, chat_template=engine.chat_template)
     images = None
     if engine.images:
-        processor = load_processor(numbers.directory, numbers.config, tokenizer)
+        processor = load_processor(precision.directory, precision.config, tokenizer)
         images = processor.enable_images(
             tokenizer, spec.vocab_size, keep_template=engine.chat_template is not None
         )
     draft_token_bytes = _draft_token_bytes(engine, tokenizer, dtype)
-    size, room = engine.cache_bytes, None
+    size, capacity = engine.cache_bytes, None
     if size is None and device.type == "cpu":
         size = memory.default_bytes(device)
     if size is not None:
-        room = memory.cache_size(size, spec, page_size, max_rows, draft_token_bytes)
+        capacity = memory.cache_size(size, spec, page_size, max_rows, draft_token_bytes)
         size = memory.subtract_draft_cache(size, spec, draft_token_bytes)
     return ModelInfo(
         engine=engine,
         spec=spec,
         tokenizer=tokenizer,
         images=images,
-        dtype=numbers.dtype,
-        device_type=numbers.device_type,
+        dtype=precision.dtype,
+        device_type=precision.device_type,
         max_rows=max_rows,
         page_size=page_size,
         memory=size,
-        num_pages=None if room is None else room.pages,
-        num_states=None if room is None else room.states,
+        num_pages=None if capacity is None else capacity.pages,
+        num_states=None if capacity is None else capacity.states,
         align=ALIGN if engine.reproducible and device.type == "cuda" else 1,
-        quantization=numbers.quantization,
+        quantization=precision.quantization,
     )
 
 

@@ -73,7 +73,7 @@ _BUILTIN: Final = {
     "winogrande": "treegen.tasks.choices:WinoGrande",
 }
 
-_OF_LM_EVAL: Final = "treegen.tasks.lm_eval.task:LmEvalTask"
+_LM_EVAL_TASK: Final = "treegen.tasks.lm_eval.task:LmEvalTask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +158,20 @@ def get_task(name: str | Task) -> Task:
         InputError: there is no such task, it cannot be loaded, or it is not a task.
     """
     if not isinstance(name, str):
-        return _make(lambda: name, type(name).__name__)
+        return _create_task(lambda: name, type(name).__name__)
     if is_lm_eval(name):
-        task: Task = resolve_name(_OF_LM_EVAL)(name)
+        task: Task = resolve_name(_LM_EVAL_TASK)(name)
         return task
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
-        return _make(_class_in_file(Path(path), class_name), name)
+        return _create_task(_class_in_file(Path(path), class_name), name)
     if name.endswith(".py"):
         raise InputError(f"the task {name} must include the name of a class; use {name}:ClassName")
     if name in _BUILTIN:
-        return _make(resolve_name(_BUILTIN[name]), name)
+        return _create_task(resolve_name(_BUILTIN[name]), name)
     for point in _entry_points():
         if point.name == name:
-            return _make(_load_point(point), name)
+            return _create_task(_load_point(point), name)
     if name.endswith((".jsonl", ".json", ".csv", ".parquet")):
         raise InputError(
             f"there is no task {name!r}; to ask the questions of a file, use the task jsonl with "
@@ -305,16 +305,16 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-def _make(make: object, name: str) -> Task:
-    if inspect.iscoroutinefunction(make):
+def _create_task(factory: object, name: str) -> Task:
+    if inspect.iscoroutinefunction(factory):
         raise InputError(
             f"{name!r} is not a task but an async function, such as a search method; did you mean "
             f"{arg('method', name)}?"
         )
-    if not callable(make):
-        raise InputError(f"{name!r} must be the class of a task, got {make!r:.40}")
+    if not callable(factory):
+        raise InputError(f"{name!r} must be the class of a task, got {factory!r:.40}")
     try:
-        instance = make()
+        instance = factory()
         missing = find_missing(instance, Task)
         task: Task | None = None if missing else adapt_task(instance, Task)
         wrong = _describe_fault(task) if task else ""

@@ -31,7 +31,7 @@ class SampleRecorder:
         self,
         job: Job,
         run: RunDir,
-        judging: ProgramScoring | None = None,
+        program_scoring: ProgramScoring | None = None,
         verdicts: RunVerdicts | None = None,
     ) -> None:
         """Read the stored samples of the run.
@@ -39,11 +39,11 @@ class SampleRecorder:
         Args:
             job: The job of the run.
             run: The run, open for writing.
-            judging: Scores the samples if they are programs.
+            program_scoring: Scores the samples if they are programs.
             verdicts: The verdicts on the stored samples that are known.
         """
         self.run = run
-        self._job, self._judging = job, judging
+        self._job, self._program_scoring = job, program_scoring
         self._headline = job.task.filters[0]
         self._verdicts: RunVerdicts | None = None
         if job.settings.score and as_code_execution_task(job.task) is None:
@@ -51,13 +51,13 @@ class SampleRecorder:
         self.usage_log = UsageLog(run)
         self.rounds = restore_rounds(job, run, self._verdicts)
         self._counter = AccuracyCounter(job.data.problems)
-        self.tally = self._counter if self._verdicts else judging
+        self.tally = self._counter if self._verdicts else program_scoring
         if self._verdicts:
             for record, by_filter in self._verdicts.read_stored(run):
                 self._counter.count(record["problem_id"], by_filter[self._headline].correct)
-        elif judging:
+        elif program_scoring:
             for record in run.records():
-                judging.add(record)
+                program_scoring.add(record)
 
     def add(self, record: dict[str, Any]) -> None:
         """Store a finished sample, and score it."""
@@ -70,8 +70,8 @@ class SampleRecorder:
             self._counter.count(record["problem_id"], verdict.correct)
             answer = verdict.answer
         self.usage_log.count()
-        if self._judging:
-            self._judging.add(record)
+        if self._program_scoring:
+            self._program_scoring.add(record)
         if self.rounds:
             self.rounds.add(record, answer)
 

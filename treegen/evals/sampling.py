@@ -45,7 +45,7 @@ def sample(
     llm: "BaseLLM",
     *,
     stop: Callable[[], object] = lambda: None,
-    judging: ProgramScoring | None = None,
+    program_scoring: ProgramScoring | None = None,
     verdicts: RunVerdicts | None = None,
 ) -> Iterator[RunProgress]:
     """Draw a run's missing samples and store each when it has ended.
@@ -56,7 +56,7 @@ def sample(
         llm: The model that draws them.
         stop: Called before every step; if it returns a true value, the iteration ends. Samples
             that had finished by then, or before an error, are in the run.
-        judging: Runs and scores the programs of code tasks during sampling.
+        program_scoring: Runs and scores the programs of code tasks during sampling.
         verdicts: The verdicts on the run's samples; receives those on new ones. Default: none are
             known.
 
@@ -66,7 +66,7 @@ def sample(
     if run.missing <= 0:
         return
     job = prepared.job
-    recorder = SampleRecorder(job, run, judging, verdicts)
+    recorder = SampleRecorder(job, run, program_scoring, verdicts)
     keep_job_images(job, run, prepared.model_info.images)
     if job.choices:
         yield from sample_choices(prepared, recorder, llm, stop=stop)
@@ -76,7 +76,7 @@ def sample(
     with (
         closing(recorder),
         closing(Timeline(run.path, len(recorder.usage_log.parts))) as timeline,
-        llm.start_plan(prepared.plan_for(llm), job.drawing, **selection) as stream,
+        llm.start_plan(prepared.plan_for(llm), job.sampling_params, **selection) as stream,
     ):
         records = RecordMaker(stream.plan, job)
         feeder = _RoundFeeder(run, stream, recorder.rounds) if recorder.rounds else None
@@ -95,8 +95,8 @@ def sample(
                 store(stream.take_finished() if stopped else stream.step())
                 if feeder:
                     feeder.add_due()
-                if judging:
-                    judging.poll()
+                if program_scoring:
+                    program_scoring.poll()
                 recorder.usage_log.save()
                 last, computed = stopped or not stream.has_work, stream.usage.prompt_tokens_computed
                 now = tracker.report(last=last)
@@ -273,7 +273,8 @@ def sample_choices(
         prepared: The job of the run, with the tokens and the plan of its prompts.
         recorder: Stores the records in the run.
         llm: The model that scores the choices.
-        stop: Called after every step; see `treegen.evals.sampling.sample`.
+        stop: Called before every step; if it returns a true value, the iteration ends after this
+            step.
 
     Yields:
         The progress of the run after every step.
@@ -302,7 +303,7 @@ def sample_choices(
                     if len(by_pair) < len(prompt.whole):
                         continue
                     scores = [by_pair[pair] for pair in sorted(by_pair)]
-                    record = _record(
+                    record = _make_choice_record(
                         prompt, problems[prompt.id].candidates, scores, job.settings.log_tokens
                     )
                     if job.task_requests is not None:
@@ -322,7 +323,7 @@ def sample_choices(
     usage_log.save(now=True)
 
 
-def _record(
+def _make_choice_record(
     prompt: ChoicePrompt, candidates: Sequence[str], scores: Sequence[Score], log_tokens: bool
 ) -> dict[str, Any]:
     """Return the line of samples.jsonl for one problem; of equally likely choices, the first."""

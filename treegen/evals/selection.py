@@ -23,7 +23,7 @@ def select(problems: Sequence[Problem], options: TaskOptions) -> tuple[Problem, 
             contains an id twice, or contains an id that no problem has.
     """
     if options.ids is not None:
-        return _by_id(problems, options.ids)
+        return _select_by_id(problems, options.ids)
     start, stop = parse_limit(options.limit, len(problems))
     return tuple(problems[start:stop])
 
@@ -81,7 +81,7 @@ def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int
     raise InputError(f"{arg('limit')} must be a count, a fraction below 1 or a range, got {text!r}")
 
 
-def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ...]:
+def _select_by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ...]:
     by_id = {problem.id: problem for problem in problems}
     if not ids:
         raise InputError("the list of problem ids is empty; add a problem id, or remove the list")

@@ -51,7 +51,7 @@ class TaskOptions:
     """Decides which examples are drawn from `fewshot_data`."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """Arguments that only this task knows, by name; see its `arguments`."""
-    kept: Path | None = None
+    run_dir: Path | None = None
     """The directory of a run that is resumed or read. Its stored images replace images that can no
     longer be read. None for a new run; users do not set it."""
 

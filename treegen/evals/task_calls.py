@@ -56,7 +56,7 @@ def format_error(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
 
 
-def load_data(task: Task, data: object) -> TaskData:
+def check_data(task: Task, data: object) -> TaskData:
     """Return `data`, which a task has loaded; raise TaskError if it is not a valid TaskData."""
     if not isinstance(data, TaskData):
         raise _make_task_error(task, "load", f"must return a TaskData, got {type(data).__name__}")
@@ -116,13 +116,23 @@ def score_record(task: Task, problem: Problem, record: Mapping[str, Any]) -> Map
         record: The sample's line of samples.jsonl.
 
     Raises:
-        TaskError: the task's `verdicts` or `score` fails, or returns no Verdict for a filter.
+        TaskError: the task's `verdicts` or `score` fails, `verdicts` returns no mapping of
+            Verdicts, or `score` returns no Verdict for a filter.
     """
     if record["finish_reason"] == STOPPED:
         return {name: Verdict(None, False) for name in task.filters}
     if type(task).verdicts is not Task.verdicts:
         verdicts = wrap_task_method(task.verdicts, task.name, problem.id)(problem, record)
         if verdicts is not None:
+            # A log of another tool may have verdicts by some of the filters only.
+            if not isinstance(verdicts, Mapping) or not all(
+                isinstance(verdict, Verdict) for verdict in verdicts.values()
+            ):
+                raise _make_task_error(
+                    task,
+                    f"verdicts of problem {problem.id!r}",
+                    f"must return a mapping of Verdicts by filter, or None; got {verdicts!r:.80}",
+                )
             return verdicts
     return score_text(task, problem, get_answer_text(record))
 

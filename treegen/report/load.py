@@ -312,7 +312,7 @@ def _score_samples(
         score_samples(job, run, collect, rounds=rounds, verdicts=verdicts)
     else:
         with closing(task.judging(run, None)) as judging:
-            score_samples(job, run, collect, judging=judging, rounds=rounds)
+            score_samples(job, run, collect, program_scoring=judging, rounds=rounds)
     if num_unscored:
         notices.append(
             f"{num_unscored:,} samples are not scored; score them with: treegen score "

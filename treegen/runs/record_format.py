@@ -45,7 +45,7 @@ RECORD: Final = _types(
 )
 """Types of the fields of records; further fields may have any type."""
 
-_PARTS: Final[Types] = {
+_ELEMENTS: Final[Types] = {
     "confidence": (*_NUMBER, _NONE),
     "tokens": (int,),
     "confidences": (*_NUMBER, _NONE),
@@ -95,7 +95,7 @@ FREE: Final = _types(
 )
 """Types of free settings: those of the fields into which they are read."""
 
-_FREE_PARTS: Final[Types] = {
+_FREE_ELEMENTS: Final[Types] = {
     "ids": (str,),
     "pass_ks": (int,),
     "maj_ks": (int,),
@@ -105,25 +105,25 @@ _FREE_PARTS: Final[Types] = {
     "sources": (str,),
     "confidence": (int, float, _NONE),
 }
-_HOLDERS: Final = (dict, list)
+_CONTAINERS: Final = (dict, list)
 
 
 def check_record(record: Mapping[str, Any]) -> None:
     """Raise ValueError for a field of a record with a wrong type; see `check_types`."""
     # The records of a run mostly have the same fields and types as the last checked record.
     names, kinds = [*record], [*map(type, record.values())]
-    known_names, known_kinds, integers = _last[0]
+    known_names, known_kinds, integers = _last_checked[0]
     if names != known_names or kinds != known_kinds:
         integers = _integers_of(tuple(names), tuple(kinds))
-        _last[0] = names, kinds, integers
+        _last_checked[0] = names, kinds, integers
     if integers is None:
         return check_types(record, RECORD)
     for name in integers:
         if not -_MAX_INT < record[name] < _MAX_INT:
-            raise _wrong(name, record[name], RECORD[name])
+            raise _make_type_error(name, record[name], RECORD[name])
 
 
-_last: Final[list[tuple[list[str], list[type], tuple[str, ...] | None]]] = [([], [], None)]
+_last_checked: Final[list[tuple[list[str], list[type], tuple[str, ...] | None]]] = [([], [], None)]
 
 
 @lru_cache(maxsize=64)
@@ -135,7 +135,7 @@ def _integers_of(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[str, 
     integers = []
     for name, kind in zip(names, kinds, strict=True):
         if (allowed := RECORD.get(name)) is not None:
-            if kind not in allowed or kind in _HOLDERS:
+            if kind not in allowed or kind in _CONTAINERS:
                 return None
             if kind is int:
                 integers.append(name)
@@ -152,18 +152,20 @@ def check_types(values: Mapping[str, Any], types: Types) -> None:
         if (kinds := types.get(name)) is None:
             continue
         if kind not in kinds or (kind is int and not -_MAX_INT < value < _MAX_INT):
-            raise _wrong(name, value, kinds)
-        if kind in _HOLDERS and (parts := (_PARTS if types is RECORD else _FREE_PARTS).get(name)):
+            raise _make_type_error(name, value, kinds)
+        if kind in _CONTAINERS and (
+            parts := (_ELEMENTS if types is RECORD else _FREE_ELEMENTS).get(name)
+        ):
             for part in value.values() if kind is dict else value:
                 if type(part) not in parts or (
                     type(part) is int and not -_MAX_INT < part < _MAX_INT
                 ):
-                    raise _wrong(f"an element of {name}", part, parts)
+                    raise _make_type_error(f"an element of {name}", part, parts)
                 if name in _NESTED:
                     check_types(part, _NESTED[name])
 
 
-def _wrong(name: str, value: Any, kinds: tuple[type, ...]) -> ValueError:
+def _make_type_error(name: str, value: Any, kinds: tuple[type, ...]) -> ValueError:
     allowed = " or ".join("null" if kind is _NONE else kind.__name__ for kind in kinds)
     bits = " of at most 64 bits" if type(value) in kinds else ""
     return ValueError(f"{name} must be {allowed}{bits}, got {value!r:.60}")
@@ -176,12 +178,12 @@ Key = tuple[str, int]
 _encoder: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 _CRC_START: Final = b',"crc":"'
 # Start of a line whose id needs no escapes.
-_USUAL: Final = re.compile(
+_PLAIN_START: Final = re.compile(
     rb'\{"problem_id":"([ !#-\[\]-~]+)","sample_index":(0|[1-9][0-9]{0,17})[,}]'
 )
 # A text that no file can contain, because it is random for each process.
-_BETWEEN: Final = secrets.token_hex(16)
-_BETWEEN_LINES: Final = b',"%b",' % _BETWEEN.encode("ascii")
+_SEPARATOR: Final = secrets.token_hex(16)
+_SEPARATOR_ITEM: Final = b',"%b",' % _SEPARATOR.encode("ascii")
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
@@ -218,11 +220,11 @@ def decode_records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         ValueError: a line is corrupt; it is raised when that line is reached.
     """
     try:
-        values = parse_json(f"[{_BETWEEN_LINES.join(map(_parse_checked, lines)).decode('ascii')}]")
+        values = parse_json(f"[{_SEPARATOR_ITEM.join(map(_parse_checked, lines)).decode('ascii')}]")
     except ValueError:
         values = []
     # The random text must separate all values, which proves that each line is one value.
-    if len(values) == 2 * len(lines) - 1 and values[1::2] == [_BETWEEN] * (len(lines) - 1):
+    if len(values) == 2 * len(lines) - 1 and values[1::2] == [_SEPARATOR] * (len(lines) - 1):
         return map(_check_record, values[::2])
     return map(decode_record, lines)
 
@@ -286,15 +288,15 @@ def _parse_checked(line: bytes) -> bytes:
 
 
 def read_key(line: bytes) -> Key:
-    """Check the crc of a line and return its key; usual lines are not decoded any further.
+    """Check the crc of a line and return its key; lines with plain ids are not decoded.
 
     Raises:
         ValueError: the line is corrupt.
     """
-    usual = _USUAL.match(_parse_checked(line))
-    if usual is None:
+    match = _PLAIN_START.match(_parse_checked(line))
+    if match is None:
         return key_of(decode_unchecked(line))
-    return usual[1].decode("ascii"), int(usual[2])
+    return match[1].decode("ascii"), int(match[2])
 
 
 def key_of(record: Mapping[str, Any]) -> Key:

@@ -93,9 +93,9 @@ class RunInfo:
     free: Mapping[str, Any]
     """As in `RunSettings`, as JSON values."""
     problem_ids: tuple[str, ...]
-    """As in `RunSettings`, as JSON values."""
+    """The ids of the problems."""
     planned: int
-    """As in `RunSettings`, as JSON values."""
+    """How many samples the finished run has."""
     versions: Mapping[str, str]
     """Versions of Python, the platform and packages at its start, and `computing`."""
     resumes: tuple[Mapping[str, Any], ...]

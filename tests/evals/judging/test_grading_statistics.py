@@ -15,12 +15,12 @@ from treegen.evals.judging.components import (
     estimate_components,
     make_cells,
 )
-from treegen.evals.judging.interval import OF_FEW, correct_mean, mean_of, quantile
+from treegen.evals.judging.interval import FEW_LEVELS_CONFIDENCE, correct_mean, mean_of, quantile
 from treegen.evals.judging.judgements import Judgement, JudgementSet, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.preference import bradley_terry, estimate_position_bias
 from treegen.evals.judging.rubric import load_rubric
-from treegen.evals.judging.sample_size import predicted_reach, reach_of, required_numbers
+from treegen.evals.judging.sample_size import half_width_of, predict_half_width, required_numbers
 from treegen.evals.judging.settings import JudgeRun, JudgeSettings
 from treegen.evals.judging.summary import summarize
 
@@ -137,7 +137,7 @@ def test_a_design_of_one_cell_has_no_variances() -> None:
     assert set(estimate_components(make_cells([(0.5, "p", "a", 0, 0)])).values()) == {None}
     found = mean_of(make_cells([(0.5, "p", "a", 0, 0)]))
     assert found.value == 0.5 and found.low <= 0.5 <= found.high and found.stderr is None
-    assert found.given == ("judge", "wording")
+    assert found.fixed_factors == ("judge", "wording")
     with pytest.raises(InputError, match="no verdict could be read"):
         make_cells([])
 
@@ -149,9 +149,9 @@ def test_the_predicted_interval_is_that_of_means(case: Case) -> None:
     for _ in range(60):
         found, _ = draw(case, rng)
         interval = mean_of(found)
-        present.append(reach_of(interval))
+        present.append(half_width_of(interval))
         predicted.append(
-            predicted_reach(estimate_components(found), design_of(found), interval.value)
+            predict_half_width(estimate_components(found), design_of(found), interval.value)
         )
     assert np.mean(predicted) == pytest.approx(np.mean(present), rel=0.05)
 
@@ -159,13 +159,13 @@ def test_the_predicted_interval_is_that_of_means(case: Case) -> None:
 def test_what_is_needed_is_enough_and_no_more() -> None:
     found, _ = draw(Case(20, 2, 3, 3), np.random.default_rng(4))
     variances, design, interval = estimate_components(found), design_of(found), mean_of(found)
-    scale = reach_of(interval) / predicted_reach(variances, design, interval.value)
+    scale = half_width_of(interval) / predict_half_width(variances, design, interval.value)
     for each in required_numbers(variances, design, 0.12, interval):
         if each.needed is None or each.what == "repeats":
             continue
         reach = [
             scale
-            * predicted_reach(variances, replace(design, **{each.what: number}), interval.value)
+            * predict_half_width(variances, replace(design, **{each.what: number}), interval.value)
             for number in (each.needed, max(1, each.needed - 1))
         ]
         assert reach[0] <= 0.12001 and (reach[1] > 0.11999 or each.needed <= 2)
@@ -187,7 +187,8 @@ def test_as_much_as_now_is_needed_for_the_present_interval(clustered: bool) -> N
             [(float(y), i, (i, 0), 0, w) for i, y in enumerate(values) for w in (0, 1)]
         )
         interval = mean_of(found, {i: str(i // 4) for i in range(20)} if clustered else None)
-        variances, design, width = estimate_components(found), design_of(found), reach_of(interval)
+        variances, design = estimate_components(found), design_of(found)
+        width = half_width_of(interval)
         (now, *_) = required_numbers(variances, design, width * 1.0001, interval)
         assert now.needed == 20
         (more, *others) = required_numbers(variances, design, width / 3, interval)
@@ -209,8 +210,8 @@ def test_intervals_cover_the_mean(case: Case) -> None:
 def test_quantiles_of_few_judges_cover_uniform_effects_too(levels: int) -> None:
     """Where judges are all that varies; normal effects are covered at what the quantile says."""
     rng = np.random.default_rng(9)
-    limit = quantile(0.5 + OF_FEW / 2, levels - 1)
-    for effects, least in ((rng.normal, OF_FEW - 0.003), (rng.uniform, 0.933)):
+    limit = quantile(0.5 + FEW_LEVELS_CONFIDENCE / 2, levels - 1)
+    for effects, least in ((rng.normal, FEW_LEVELS_CONFIDENCE - 0.003), (rng.uniform, 0.933)):
         x = effects(-1, 1, (100_000, levels)) - (-1 if effects == rng.normal else 0)
         half = limit * x.std(axis=1, ddof=1) / math.sqrt(levels)
         assert (abs(x.mean(axis=1)) <= half).mean() >= least

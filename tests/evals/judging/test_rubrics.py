@@ -34,7 +34,7 @@ def test_built_in_rubrics_have_several_wordings_that_share_all_they_can(name: st
     assert rubric.describe_misplaced(len(rubric.wordings)) == []
     assert load_rubric(rubric.to_json()) == rubric
     for choice in rubric.choices:
-        text = choice if rubric.has_own_form else f"Because.\n\nVerdict: {choice}"
+        text = choice if rubric.defines_verdict_format else f"Because.\n\nVerdict: {choice}"
         assert rubric.read(text) == choice
 
 
@@ -106,6 +106,9 @@ def test_a_jinja_file_sets_its_choices(tmp_path: Path) -> None:
             "not a valid template",
         ),
         ({"criteria": ["x"]}, "does not show criterion"),
+        ({"criteria": "clear"}, "criteria must be a list of texts, got 'clear'"),
+        ({"criteria": {"clear": 2}}, "criteria must be a list of texts, got {'clear': 2}"),
+        ({"pairs": "false"}, "pairs must be true or false, got 'false'"),
         ({"criteria": [{"text": "x", "weight": 0}]}, "optional weight above 0"),
         ({"reader": "lastline"}, "did you mean 'last-line'"),
         ({"pairs": True}, "does not show answer_a, answer_b"),

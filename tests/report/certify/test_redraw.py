@@ -16,7 +16,7 @@ from cli_cases import Command
 from treegen import LLM, Node
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.pipeline.near_ties import (
-    Followed,
+    NearTieResult,
     NearTies,
     Record,
     compare_records,
@@ -77,11 +77,11 @@ def test_honest_samples_part_at_near_ties_and_nowhere_else(repository: Path) -> 
         job = load_job_of(run, {"model": "demo", "dtype": "bfloat16"})
         prepared = render_prompts(job)
         wide = redraw_samples(run, prepared, Listener(), num=40, seed=1)
-        assert wide.tolerance == 0.1 and wide.holds and wide.parted and not wide.differing
-        assert len(wide.parted) <= wide.num_ties < wide.num_tokens / 50
+        assert wide.tolerance == 0.1 and wide.holds and wide.diverged and not wide.differing
+        assert len(wide.diverged) <= wide.num_ties < wide.num_tokens / 50
         assert "more differ only at" in str(wide)
         narrow = redraw_samples(run, prepared, Listener(), num=40, seed=1, tolerance=1e-4)
-        assert not narrow.holds and len(narrow.parted) < len(wide.parted)
+        assert not narrow.holds and len(narrow.diverged) < len(wide.diverged)
         assert narrow.default_tolerance == wide.default_tolerance == 0.1
     many = replace(wide, num_ties=max_ties(wide.num_tokens) + 1)
     assert not many.holds and "at most 2% of the tokens" in str(many)
@@ -107,17 +107,17 @@ class _RememberingNearTies(NearTies):
             self._drawn |= zip(new, super()._draw(new), strict=True)
         return [self._drawn[branch] for branch in branches]
 
-    def _list_near(self, drawn: Record, places: Sequence[int]) -> list[list[int]]:
+    def _list_near_tokens(self, drawn: Record, places: Sequence[int]) -> list[list[int]]:
         sample = drawn["problem_id"], drawn["sample_index"]
         keys = {at: (*sample, *drawn["tokens"][: at + 1]) for at in places}
         if new := [at for at in places if keys[at] not in self._near]:
-            found = super()._list_near(drawn, new)
+            found = super()._list_near_tokens(drawn, new)
             self._near |= {keys[at]: near for at, near in zip(new, found, strict=True)}
         return [self._near[keys[at]] for at in places]
 
 
 @pytest.fixture(scope="module")
-def parted(certified: Path) -> Iterator[tuple[NearTies, Record, Record]]:
+def diverged(certified: Path) -> Iterator[tuple[NearTies, Record, Record]]:
     """A redraw, and the sample that it becomes if the other token of a near-tie is drawn."""
     with RunDir.open(certified / "run") as run:
         prepared = _record_tokens(render_prompts(load_job_of(run, {})))
@@ -129,7 +129,7 @@ def parted(certified: Path) -> Iterator[tuple[NearTies, Record, Record]]:
         for drawn in records:
             tokens, key = drawn["tokens"], (drawn["problem_id"], drawn["sample_index"])
             for at in range(len(tokens) // 2):
-                for other in ties._list_near(drawn, [at])[0]:
+                for other in ties._list_near_tokens(drawn, [at])[0]:
                     (sample,) = ties._draw([(key, (*tokens[:at], other))])
                     if sample["num_tokens"] > at + 12 and "answer is" in sample["text"]:
                         yield ties, drawn, sample
@@ -139,12 +139,12 @@ def parted(certified: Path) -> Iterator[tuple[NearTies, Record, Record]]:
 
 @pytest.mark.parametrize("names", [("tokens",), ()], ids=["tokens", "text"])
 def test_tokens_after_a_near_tie_are_compared(
-    parted: tuple[NearTies, Record, Record], names: tuple[str, ...]
+    diverged: tuple[NearTies, Record, Record], names: tuple[str, ...]
 ) -> None:
-    ties, drawn, sample = parted
+    ties, drawn, sample = diverged
     key = drawn["problem_id"], drawn["sample_index"]
 
-    def follow(**edits: Any) -> Followed:
+    def follow(**edits: Any) -> NearTieResult:
         stored = {**sample, **edits}
         stored = {name: stored[name] for name in stored if name != "tokens" or name in names}
         return ties.follow({key: stored}, {key: drawn})[key]
@@ -181,15 +181,15 @@ def test_tokens_after_a_near_tie_are_compared(
 
 
 def test_near_ties_of_samples_with_a_minimum_length(
-    parted: tuple[NearTies, Record, Record], monkeypatch: pytest.MonkeyPatch
+    diverged: tuple[NearTies, Record, Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ties, drawn, _ = parted
+    ties, drawn, _ = diverged
     places = range(len(drawn["tokens"]))
-    expected = NearTies._list_near(ties, drawn, places)
+    expected = NearTies._list_near_tokens(ties, drawn, places)
     request, params = ties._requests[drawn["problem_id"]]
     longer = request, replace(params, min_tokens=9)
     monkeypatch.setitem(ties._requests, drawn["problem_id"], longer)
-    near = NearTies._list_near(ties, drawn, places)
+    near = NearTies._list_near_tokens(ties, drawn, places)
     assert near[9:] == expected[9:]
     assert all(map(ties._ends.isdisjoint, near[:9]))
 

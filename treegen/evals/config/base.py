@@ -25,9 +25,9 @@ from treegen.model.options import EngineOptions
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
-_GUESSING: Final = ("speculate", "draft_model")
+_SPECULATION: Final = ("speculate", "draft_model")
 # Pairs of exclusive choices: if a user gives one, the stored value of the other is dropped.
-_EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"), _GUESSING)
+_EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"), _SPECULATION)
 # Stored paths are absolute, so that a run can be resumed and scored from any directory. In the
 # second group a bare word may be a name that the task knows, such as train.
 _PATHS: Final = ("model", "adapter", "chat_template", "draft_model", "fewshot_file")
@@ -84,7 +84,7 @@ class BaseSettings(ABC):
     def free_choices(self) -> dict[str, Any]:
         """Return settings that change no sample, or only data that identity has hashes of."""
         options = asdict(self.options)
-        del options["seed"], options["kept"]
+        del options["seed"], options["run_dir"]
         free = {name: getattr(self, name) for name in self.FREE}
         return {"task": get_task_name(self.task), **options, **asdict(self.engine), **free}
 
@@ -131,8 +131,8 @@ def merge_choices(
 
     Raises:
         InputError: the stored task has code of its own, and the user neither names nor allows it;
-        stored data are a pipe or a device; a choice has no setting; or it is not of its field's
-        type.
+            stored data are a pipe or a device; a choice has no setting; or it is not of its field's
+            type.
     """
     stored = stored or {}
     _check_stored(stored, requested)
@@ -142,9 +142,9 @@ def merge_choices(
     for name, value in requested.items():
         if name != ALLOW_TASK_CODE:
             choices[name] = absolute(value) if _is_path(name, value) else value
-    guesses = choices.get("draft_model") is not None
-    guesses = guesses or choices.get("speculate") not in (None, "off")
-    if "draft_tokens" in choices and "draft_tokens" not in requested and not guesses:
+    speculates = choices.get("draft_model") is not None
+    speculates = speculates or choices.get("speculate") not in (None, "off")
+    if "draft_tokens" in choices and "draft_tokens" not in requested and not speculates:
         del choices["draft_tokens"]  # it has no effect any more
     _check_names(kind, choices, requested)
     typed = {name: value for name, value in choices.items() if name != "task"}
@@ -166,8 +166,8 @@ def _check_stored(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> No
             )
     for name in (*_PATHS_OR_NAMES, "fewshot_file"):
         location = str(stored.get(name) or "")
-        is_data = os.path.isfile(location) or os.path.isdir(location)
-        if name not in requested and os.path.exists(location) and not is_data:
+        is_readable = os.path.isfile(location) or os.path.isdir(location)
+        if name not in requested and os.path.exists(location) and not is_readable:
             raise InputError(
                 f"the {name} of the run must be a regular file, but {location} is a pipe or a "
                 f"device; pass a regular file with {arg(name + '=')}"
@@ -185,9 +185,9 @@ def _check_names(
     kind: type[BaseSettings], choices: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
     """Raise InputError for a choice that has no setting."""
-    valid = [n for n in kind.choice_names() if n != "kept" or n not in requested]
+    valid = [n for n in kind.choice_names() if n != "run_dir" or n not in requested]
     if unknown := sorted(name for name in choices if name not in valid):
-        public = [name for name in valid if name != "kept"]
+        public = [name for name in valid if name != "run_dir"]
         hints = suggest_arguments(
             unknown,
             lambda name: suggest_argument(name, public),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
     from treegen.runs import RunDir, RunInfo
 
-WAYS: Final = ("recommended", "task")
+SAMPLING_SOURCES: Final = ("recommended", "task")
 USER, CHECKPOINT, TASK = "user", "checkpoint", "task"
 
 
@@ -39,15 +39,17 @@ def load_recommended(way: object, choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters that a checkpoint recommends, if a user wants them.
 
     Args:
-        way: One of WAYS, or None.
+        way: One of SAMPLING_SOURCES, or None.
         choices: The user's other choices, including the model.
 
     Raises:
         InputError: the way is not known, or the checkpoint recommends nothing.
         ModelError: there is no such checkpoint, or its recommendation cannot be used.
     """
-    if way not in (None, *WAYS):
-        raise InputError(f"{arg('sampling_from')} must be {' or '.join(WAYS)}, got {way!r}")
+    if way not in (None, *SAMPLING_SOURCES):
+        raise InputError(
+            f"{arg('sampling_from')} must be {' or '.join(SAMPLING_SOURCES)}, got {way!r}"
+        )
     if way != "recommended" or not choices.get("model"):
         return {}
     from treegen.model.checkpoint.files import locate
@@ -118,7 +120,7 @@ SAMPLING: Final = (
     "seed",
 )
 # run.json stores these only if they change a sample.
-_RARE: Final = ("min_tokens", "logit_bias", *PENALTIES, *STRUCTURES)
+_OPTIONAL: Final = ("min_tokens", "logit_bias", *PENALTIES, *STRUCTURES)
 # Reasoning settings; run.json stores these only if they change a sample.
 _THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
 REPORTED: Final = ("votes", "pass_ks", "maj_ks", "pass_hat_ks")
@@ -130,7 +132,7 @@ class EvalSettings(BaseSettings):
     """All settings of an evaluation; every default is filled in."""
 
     COMPUTED: ClassVar = ("sampling",)
-    CHOICES: ClassVar = (*SAMPLING, *_RARE, *_THINKING, "sampling_from")
+    CHOICES: ClassVar = (*SAMPLING, *_OPTIONAL, *_THINKING, "sampling_from")
     FREE: ClassVar = (
         "pass_ks",
         "maj_ks",
@@ -238,7 +240,7 @@ class EvalSettings(BaseSettings):
         return min(first, self.num_samples)
 
     @property
-    def drawing(self) -> SamplingParams:
+    def sampling_params(self) -> SamplingParams:
         """The sampling parameters, with the confidence statistics to compute."""
         statistics: dict[str, Any] = {"self_certainty": self.self_certainty}
         if self.confidence is not None:
@@ -253,7 +255,11 @@ class EvalSettings(BaseSettings):
         free = super(EvalSettings, self).free_choices()
         if not self.pass_hat_ks:
             del free["pass_hat_ks"]
-        return free | {"confidence": asdict(self.confidence) if self.confidence else None}
+        return free | {"confidence": self._confidence_fields}
+
+    @property
+    def _confidence_fields(self) -> dict[str, Any] | None:
+        return None if self.confidence is None else asdict(self.confidence)
 
     def _check_reasoning(self) -> None:
         check_reasoning(self.reasoning)
@@ -279,7 +285,6 @@ class EvalSettings(BaseSettings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that change a sample, as run.json groups them."""
-        ends = self.confidence
         sampling = {name: getattr(self.sampling, name) for name in SAMPLING}
         sampling |= self.sampling.penalties
         for name in STRUCTURES:
@@ -304,7 +309,7 @@ class EvalSettings(BaseSettings):
                 **({"reasoning": self.reasoning} if self.reasoning != "auto" else {}),
             },
             # Confidence settings change samples only if they end some.
-            **({"confidence": asdict(ends)} if ends and ends.keep is not None else {}),
+            **({"confidence": self._confidence_fields} if self.stops_samples else {}),
         }
 
 
@@ -330,7 +335,7 @@ def resolve_eval_settings(
     task.configure(choices.get("extra", {}))
     defaults = task.defaults
     chat = choices.get("apply_chat_template", False)
-    names = (*SAMPLING, *_RARE, *_THINKING)
+    names = (*SAMPLING, *_OPTIONAL, *_THINKING)
     chosen = {name: _list_to_tuple(value) for name, value in select(choices, names).items()}
     if "logit_bias" in chosen and "logit_bias" not in requested:  # JSON has text for keys
         chosen["logit_bias"] = {int(token): bias for token, bias in chosen["logit_bias"].items()}

@@ -71,7 +71,8 @@ def estimate_components(values: Cells) -> dict[str, float | None]:
     components in large unbalanced crossed random effects models"). The linear equations are solved
     with all variances at least 0 (Lawson and Hanson's non-negative least squares, from scipy).
 
-    The variance of a factor with a single level is undetermined. If two factors group the values in
+    The variance of a factor with a single level is undetermined, and so is that of a factor with a
+    level for each value, because the residual is then the same. If two factors group the values in
     the same way, such as problems and answers with one answer per problem, the first of them gets
     the variance of both.
     """

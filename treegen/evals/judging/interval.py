@@ -20,7 +20,7 @@ from treegen.evals.judging.components import Cells
 from treegen.evals.statistics.estimators import adjusted_mean, standard_error
 
 CONFIDENCE: Final = 0.95
-OF_FEW: Final = 0.96
+FEW_LEVELS_CONFIDENCE: Final = 0.96
 """The confidence level of the quantiles for judges and wordings."""
 
 
@@ -38,11 +38,11 @@ class Mean:
     """The upper bound of the 95% interval."""
     naive: float | None
     """The standard error over problems only, with judges and wordings treated as fixed."""
-    given: tuple[str, ...]
+    fixed_factors: tuple[str, ...]
     """The factors with a single level, which the interval treats as fixed."""
-    low_given: float
+    low_fixed: float
     """The lower bound of the 95% interval for these judges and wordings only."""
-    high_given: float
+    high_fixed: float
     """The upper bound of the 95% interval for these judges and wordings only."""
 
 
@@ -89,8 +89,11 @@ def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
             fixed.append(name)
             continue
         level_variances.append(float(np.var(means, ddof=1)) / len(means))
-        halves.append(quantile(0.5 + OF_FEW / 2, len(means) - 1.0) * math.sqrt(level_variances[-1]))
-    half, alone = math.hypot(*halves), halves[0]
+        halves.append(
+            quantile(0.5 + FEW_LEVELS_CONFIDENCE / 2, len(means) - 1.0)
+            * math.sqrt(level_variances[-1])
+        )
+    half, problem_half = math.hypot(*halves), halves[0]
     naive = standard_error(by_problem, groups)
     stderr = None if naive is None else math.sqrt(naive**2 + math.fsum(level_variances))
     return Mean(
@@ -99,9 +102,9 @@ def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
         low=max(0.0, min(value, adjusted.center - half)),
         high=min(1.0, max(value, adjusted.center + half)),
         naive=naive,
-        given=tuple(fixed),
-        low_given=max(0.0, min(value, adjusted.center - alone)),
-        high_given=min(1.0, max(value, adjusted.center + alone)),
+        fixed_factors=tuple(fixed),
+        low_fixed=max(0.0, min(value, adjusted.center - problem_half)),
+        high_fixed=min(1.0, max(value, adjusted.center + problem_half)),
     )
 
 

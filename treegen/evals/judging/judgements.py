@@ -138,7 +138,8 @@ def get_cells(
     """Return the value of each answer under each wording; see `JudgementSet.values`.
 
     The value of a pair is that of the answer of the run with the lower number: in either order, 1
-    means that this answer is better. Repeats count as in `_iterate_cases`.
+    means that this answer is better. A pair of samples of the runs A and B has the key (1000 A + B,
+    sample of A) in place of an answer's. Repeats count as in `_iterate_cases`.
 
     Args:
         judged: The judge run.
@@ -174,7 +175,7 @@ def _iterate_cases(
         criterion.
     """
     settings = judged.judging.settings
-    rubric, span = settings.rubric, settings.rubric.most - settings.rubric.least
+    rubric, span = settings.rubric, settings.rubric.max_value - settings.rubric.min_value
     judgements: dict[tuple[str, tuple[Key, ...], int, int], list[Judgement]] = defaultdict(list)
     for judgement in sorted(judged.judgements, key=lambda judgement: judgement.repeat):
         slot = judgement.problem_id, judgement.shown, judgement.wording, judgement.criterion
@@ -186,7 +187,7 @@ def _iterate_cases(
         if value is None:
             continue
         weight = rubric.criteria[of_slot][1] if rubric.criteria else 1.0
-        yield problem_id, answer_keys, wording, (value - rubric.least) / span, weight
+        yield problem_id, answer_keys, wording, (value - rubric.min_value) / span, weight
 
 
 def _weighted_mean(values: Sequence[tuple[float, float]]) -> float:

@@ -120,7 +120,7 @@ class JudgeResult:
     """The result of judging a run."""
 
     judged: list[JudgementSet]
-    """The judge runs, one for each judge that was reached."""
+    """The judge runs, one for each judge that has started."""
     answers: AnswerSet
     """The judged answers."""
     done: int = 0

@@ -80,9 +80,9 @@ def bradley_terry(
     numbers = {name: i for i, name in enumerate(dict.fromkeys(cluster_of.values()))}
     num = len(numbers)
     compared = sorted({(min(a, b), max(a, b)) for _, a, b, _ in pairs})
-    usual = sum(size**2 for size in Counter(cluster_of.values()).values()) / len(problems)
+    cluster_size = sum(size**2 for size in Counter(cluster_of.values()).values()) / len(problems)
     # The weight of a pair of an imaginary cluster.
-    size = usual * len(pairs) / len(problems) / len(compared)
+    size = cluster_size * len(pairs) / len(problems) / len(compared)
     rows = [(numbers[cluster_of[p]], a, b, won, 1.0) for p, a, b, won in pairs]
     added = [(a, b, won) for a, b in compared for won in (1.0, 0.0)]
     rows += [(num + i, a, b, won, size) for i, (a, b, won) in enumerate(added)]
@@ -94,14 +94,14 @@ def bradley_terry(
     observed = _count_wins(first[real], second[real], won[real], 1 - won[real], num_runs)
     try:
         theta = values = choix.ilsr_pairwise_dense(wins, max_iter=10_000)
-        if usual > 1:  # imaginary clusters would draw the strengths closer to 0
-            with_problems = observed + (wins - observed) / usual
+        if cluster_size > 1:  # imaginary clusters would draw the strengths closer to 0
+            with_problems = observed + (wins - observed) / cluster_size
             values = choix.ilsr_pairwise_dense(with_problems, max_iter=10_000)
     except RuntimeError as error:
         message = f"the strengths of the runs cannot be fitted: {error}"
         raise InputError(f"{message}; judge more pairs") from None
     covariance, bread = _estimate_covariance(table, theta)
-    limit = quantile(0.975, len(problems) / usual + 1)
+    limit = quantile(0.975, len(problems) / cluster_size + 1)
     strengths = []
     for run in range(num_runs):
         stderr = math.sqrt(float(covariance[run, run]))
@@ -195,25 +195,25 @@ def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[floa
 
     # This tiny share of a win keeps strengths finite if a run always wins, with no visible effect.
     wins = wins + _TINY_WIN * (1 - np.eye(len(wins)))
-    theta = _greatest(wins, start, run, None)
+    theta = _maximize_likelihood(wins, start, run, None)
     middle = float(theta[run] - theta.mean())
     min_log_likelihood = _log_likelihood(wins, theta) - fall
 
     def find_end(sign: float) -> float:
         last = theta  # the next search starts from the last strengths
 
-        def above(distance: float) -> float:
+        def excess(distance: float) -> float:
             """Return by how much the profile log-likelihood exceeds the limit."""
             nonlocal last
-            last = _greatest(wins, last, run, middle + sign * distance)
+            last = _maximize_likelihood(wins, last, run, middle + sign * distance)
             return _log_likelihood(wins, last) - min_log_likelihood
 
         distance = 1.0
-        while (inside := above(distance) > 0) and abs(middle + sign * distance) < _MAX_STRENGTH:
+        while (inside := excess(distance) > 0) and abs(middle + sign * distance) < _MAX_STRENGTH:
             distance *= 2
         if inside:
             return sign * math.inf
-        return middle + sign * float(brentq(above, 0.0, distance, xtol=1e-3))
+        return middle + sign * float(brentq(excess, 0.0, distance, xtol=1e-3))
 
     return find_end(-1.0), find_end(1.0)
 
@@ -222,7 +222,9 @@ def _log_likelihood(wins: _Floats, theta: _Floats) -> float:
     return -float((wins * np.logaddexp(0, theta[None, :] - theta[:, None])).sum())
 
 
-def _greatest(wins: _Floats, start: _Floats, run: int, strength: float | None) -> _Floats:
+def _maximize_likelihood(
+    wins: _Floats, start: _Floats, run: int, strength: float | None
+) -> _Floats:
     """Return the strengths that maximize the likelihood, by Newton's method.
 
     Args:

@@ -176,7 +176,7 @@ def check_fields(templates: Sequence[RubricTemplate], needed: Sequence[str], nam
 
 
 BUILT_IN: Final = ("correctness", "rating", "pairwise", "simpleqa")
-LEAD: Final = "Verdict:"
+VERDICT_PREFIX: Final = "Verdict:"
 """The text before a verdict."""
 _KEYS: Final = ("name", "choices", "wordings", "criteria", "reader", "pairs", "system")
 
@@ -217,17 +217,17 @@ class Rubric:
         )
 
     @property
-    def least(self) -> float:
+    def min_value(self) -> float:
         """The smallest value of a verdict."""
         return min(self.choices.values())
 
     @property
-    def most(self) -> float:
+    def max_value(self) -> float:
         """The largest value of a verdict."""
         return max(self.choices.values())
 
     @property
-    def has_own_form(self) -> bool:
+    def defines_verdict_format(self) -> bool:
         """Whether the wordings themselves define the format of a verdict."""
         return self.reader != "last-line"
 
@@ -237,15 +237,15 @@ class Rubric:
         Args:
             reasons: Whether the judge writes its reasons before the verdict.
         """
-        if self.has_own_form:
+        if self.defines_verdict_format:
             return ""
         choices = ", ".join(self.choices)
         if reasons:
             return (
                 "\n\nGive your reasons first, in a few sentences. End with a line of its own: "
-                f'"{LEAD} X", where X is one of {choices}.'
+                f'"{VERDICT_PREFIX} X", where X is one of {choices}.'
             )
-        return f'\n\nReply with "{LEAD} X" and nothing else, where X is one of {choices}.'
+        return f'\n\nReply with "{VERDICT_PREFIX} X" and nothing else, where X is one of {choices}.'
 
     def read(self, text: str) -> str | None:
         """Return the verdict in a text; None if the text has none of the choices."""
@@ -354,13 +354,18 @@ def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
         wordings = [wordings]
     if not isinstance(wordings, Sequence) or not wordings:
         raise InputError(f"{name} needs wordings: a list of one or more texts")
+    criteria, pairs = content.get("criteria") or (), content.get("pairs", False)
+    if not isinstance(criteria, Sequence) or isinstance(criteria, str):
+        raise InputError(f"{name}: criteria must be a list of texts, got {criteria!r:.60}")
+    if not isinstance(pairs, bool):
+        raise InputError(f"{name}: pairs must be true or false, got {pairs!r:.60}")
     return Rubric(
         name=str(content.get("name", name)),
         choices={_format_value(key): _value(value, name) for key, value in choices.items()},
         wordings=tuple(_text(item, name) for item in wordings),
-        criteria=tuple(_criterion(item, name) for item in content.get("criteria") or ()),
+        criteria=tuple(_criterion(item, name) for item in criteria),
         reader=str(content.get("reader", "last-line")),
-        pairs=bool(content.get("pairs", False)),
+        pairs=pairs,
         system=str(content.get("system") or ""),
     )
 
@@ -381,12 +386,12 @@ def _check(rubric: Rubric) -> None:
             f"{name} has choices that differ only in upper and lower case; rename one of "
             "these choices"
         )
-    if rubric.least == rubric.most:
+    if rubric.min_value == rubric.max_value:
         raise InputError(
-            f"{name}: all choices have the value {rubric.least:g}; give at least two values"
+            f"{name}: all choices have the value {rubric.min_value:g}; give at least two values"
         )
     if rubric.pairs and (
-        len(rubric.choices) not in (2, 3) or list(rubric.choices.values()) not in _PAIRS
+        len(rubric.choices) not in (2, 3) or list(rubric.choices.values()) not in _PAIR_VALUES
     ):
         raise InputError(
             f"{name} compares pairs, so its choices must have the values 1 (the first answer is "
@@ -395,7 +400,7 @@ def _check(rubric: Rubric) -> None:
         )
 
 
-_PAIRS: Final = ([1.0, 0.0], [1.0, 0.0, 0.5])
+_PAIR_VALUES: Final = ([1.0, 0.0], [1.0, 0.0, 0.5])
 
 
 def _yaml(text: str, name: str) -> Any:

@@ -21,7 +21,7 @@ from treegen.evals.judging.prompts import (
     special_in_template,
 )
 from treegen.evals.judging.repeats import RepeatScheduler
-from treegen.evals.judging.rubric import LEAD
+from treegen.evals.judging.rubric import VERDICT_PREFIX
 from treegen.evals.judging.settings import JudgeRun
 from treegen.evals.multiple_choice import num_distinct
 from treegen.evals.thinking import thinking_to_json
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from treegen.llm.base import BaseLLM
 
 Stop = Callable[[], object]
-_REPLY_PREFIX: Final = f"\n\n{LEAD}"
-_TEMPLATE: Final = 512  # maximum tokens of a chat template, to skip most prompts in length checks
+_REPLY_PREFIX: Final = f"\n\n{VERDICT_PREFIX}"
+# Tokens that a chat template is assumed to add at most, so that length checks skip most prompts.
+_MAX_TEMPLATE_TOKENS: Final = 512
 
 
 @dataclass(slots=True)
@@ -74,7 +75,8 @@ def run_judge(
         lines: The open file of judgements.
         llm: The judge.
         usage: Receives the numbers of computed tokens.
-        stop: Polled after every step; once it returns a true value, the iteration ends.
+        stop: Called before every step; if it returns a true value, the iteration ends, after this
+            step at the latest.
 
     Yields:
         (stored judgements, planned judgements) after every step.
@@ -142,7 +144,7 @@ class _JudgePrompts:
                 )
 
     def due(
-        self, scheduler: RepeatScheduler, *, reply_prefix: str, room: int
+        self, scheduler: RepeatScheduler, *, reply_prefix: str, reserved: int
     ) -> list[tuple[JudgedCase, Node]]:
         """Return the prompts that still need judgements.
 
@@ -151,7 +153,7 @@ class _JudgePrompts:
         Args:
             scheduler: The scheduler of repeats; it receives the judgements of long prompts.
             reply_prefix: Text with which the judge's reply begins; may be empty.
-            room: Tokens that must fit into the judge's context after a prompt.
+            reserved: Tokens that must fit into the judge's context after a prompt.
 
         Returns:
             The cases and their prompts.
@@ -160,11 +162,12 @@ class _JudgePrompts:
         nodes = [(case, self.node(case, samples, reply_prefix=reply_prefix)) for case in self.cases]
         for case in self.cases:
             self.check(case, range(samples))
-        max_prompt_tokens = self.llm.model_info.spec.context_length - room
+        max_prompt_tokens = self.llm.model_info.spec.context_length - reserved
         long = [
             (case, node)
             for case, node in nodes
-            if scheduler.needs_more(case) and self._sizes[case.id] + _TEMPLATE > max_prompt_tokens
+            if scheduler.needs_more(case)
+            and self._sizes[case.id] + _MAX_TEMPLATE_TOKENS > max_prompt_tokens
         ]
         lengths = self._lengths([node for _, node in long])
         for (case, _), length in zip(long, lengths, strict=True):
@@ -212,8 +215,10 @@ def _by_samples(
 ) -> Iterator[None]:
     settings = judge_prompts.judging.settings
     by_id = {case.id: case for case in judge_prompts.cases}
-    reply_prefix = "" if judge_prompts.chat or settings.rubric.has_own_form else "\n\n"
-    nodes = [node for _, node in judge_prompts.due(scheduler, reply_prefix=reply_prefix, room=1)]
+    reply_prefix = "" if judge_prompts.chat or settings.rubric.defines_verdict_format else "\n\n"
+    nodes = [
+        node for _, node in judge_prompts.due(scheduler, reply_prefix=reply_prefix, reserved=1)
+    ]
     if not nodes:
         return
     params = settings.params(chat=judge_prompts.chat)
@@ -277,8 +282,8 @@ def _by_likelihood(
         judge_prompts.llm.tokenizer,
         list(judge_prompts.judging.settings.rubric.choices),
     )
-    room = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
-    if not (pending := judge_prompts.due(scheduler, reply_prefix=_REPLY_PREFIX, room=room)):
+    reserved = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
+    if not (pending := judge_prompts.due(scheduler, reply_prefix=_REPLY_PREFIX, reserved=reserved)):
         return
     tree = Node("", children=[node for _, node in pending], samples=0)
     prompts = tokenize(tree, tokenizer, judge_prompts.llm.images)
@@ -304,9 +309,9 @@ def _by_likelihood(
                 if len(logprob_of_choice) < len(choices):
                     continue
                 case, prompt = pending[number][0], prompts[number]
-                followed = ends[prompt.tokens[-TAIL:].tobytes()]
+                choice_tokens = ends[prompt.tokens[-TAIL:].tobytes()]
                 logprobs = exclusive_logprob(
-                    [logprob_of_choice[i] for i in range(len(choices))], followed
+                    [logprob_of_choice[i] for i in range(len(choices))], choice_tokens
                 )
                 fields = {"choice_logprobs": logprobs, "prompt_tokens": len(prompt.tokens)}
                 judge_prompts.add(case, 0, fields)

@@ -8,7 +8,7 @@ from typing import Final
 
 from treegen.errors import InputError, arg
 from treegen.evals.judging.components import REST, Design
-from treegen.evals.judging.interval import CONFIDENCE, OF_FEW, Mean, quantile
+from treegen.evals.judging.interval import CONFIDENCE, FEW_LEVELS_CONFIDENCE, Mean, quantile
 
 _MAX_NUMBER: Final = 10**7
 
@@ -34,12 +34,12 @@ def check_half_width(half_width: float) -> None:
         raise InputError(f"{arg('half_width')} must be above 0, got {half_width!r:.80}")
 
 
-def reach_of(interval: Mean) -> float:
+def half_width_of(interval: Mean) -> float:
     """Return the distance from a mean to the farther end of its interval."""
     return max(interval.value - interval.low, interval.high - interval.value)
 
 
-def predicted_reach(variances: Mapping[str, float | None], design: Design, mean: float) -> float:
+def predict_half_width(variances: Mapping[str, float | None], design: Design, mean: float) -> float:
     """Return the distance from a mean to the farther end of its interval in a balanced design.
 
     The interval is that of `interval.mean_of`, with its imaginary problems and quantiles.
@@ -60,7 +60,9 @@ def predicted_reach(variances: Mapping[str, float | None], design: Design, mean:
     for name, number, other in (("judge", j, w), ("wording", w, j)):
         if number > 1:
             of_level = of[name] + of[f"problem x {name}"] / n + of[REST] / (n * k * other)
-            halves.append(quantile(0.5 + OF_FEW / 2, number - 1) * math.sqrt(of_level / number))
+            halves.append(
+                quantile(0.5 + FEW_LEVELS_CONFIDENCE / 2, number - 1) * math.sqrt(of_level / number)
+            )
     half = math.hypot(*halves)
     return max(mean - max(0.0, center - half), min(1.0, center + half) - mean, 0.0)
 
@@ -84,7 +86,7 @@ def required_numbers(
     Args:
         variances: The variance of each factor; None if undetermined.
         design: The present numbers.
-        half_width: Distance from the mean to the farther end of the interval to reach, above 0.
+        half_width: Required distance from the mean to the farther end of the interval, above 0.
         interval: The present mean with its interval.
         repeats: Present number of verdicts in each cell.
         repeat_variance: Variance of a verdict around the mean of its cell. It is part of the rest
@@ -99,11 +101,11 @@ def required_numbers(
     check_half_width(half_width)
     residual = variances[REST] or 0.0
     repeat_variance = min(repeat_variance, residual * repeats)
-    scale = reach_of(interval) / predicted_reach(variances, design, interval.value)
+    scale = half_width_of(interval) / predict_half_width(variances, design, interval.value)
 
-    def reach(design: Design, num_repeats: int) -> float:
+    def predict(design: Design, num_repeats: int) -> float:
         more = residual - repeat_variance / repeats + repeat_variance / num_repeats
-        return scale * predicted_reach({**variances, REST: more}, design, interval.value)
+        return scale * predict_half_width({**variances, REST: more}, design, interval.value)
 
     needs = []
     for what in ("problems", "answers", "judges", "wordings", "repeats"):
@@ -116,8 +118,8 @@ def required_numbers(
 
         def with_number(number: int, what: str = what) -> float:
             if what == "repeats":
-                return reach(design, number)
-            return reach(replace(design, **{what: number}), repeats)
+                return predict(design, number)
+            return predict(replace(design, **{what: number}), repeats)
 
         # A single judge or wording would be treated as fixed.
         needed = _find_min_number(with_number, half_width, minimum=1 if factor is None else 2)
@@ -129,14 +131,16 @@ def required_numbers(
     return needs
 
 
-def _find_min_number(reach: Callable[[int], float], half_width: float, minimum: int) -> int | None:
+def _find_min_number(
+    half_width_at: Callable[[int], float], half_width: float, minimum: int
+) -> int | None:
     """Return the smallest sufficient number; None if 10^7 is not enough.
 
     Args:
-        reach: Returns the distance from the mean to the farther end of the interval.
-        half_width: The distance to reach.
+        half_width_at: Returns the half width of the interval with a number.
+        half_width: The required half width.
         minimum: The smallest possible number.
     """
     numbers = range(minimum, _MAX_NUMBER + 1)
-    index = bisect_left(numbers, True, key=lambda number: reach(number) <= half_width)
+    index = bisect_left(numbers, True, key=lambda number: half_width_at(number) <= half_width)
     return numbers[index] if index < len(numbers) else None

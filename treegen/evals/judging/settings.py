@@ -53,7 +53,7 @@ class JudgeSettings:
                 f"likelihood verdicts are the same in each repeat, so {arg('repeats=')} and "
                 f"{arg('stop_when=')} require {arg('verdicts', 'samples')}"
             )
-        if self.verdicts == "likelihood" and self.rubric.has_own_form:
+        if self.verdicts == "likelihood" and self.rubric.defines_verdict_format:
             raise InputError(
                 f"the rubric {self.rubric.name} reads its verdicts from generated text (reader "
                 f"{self.rubric.reader}); use {arg('verdicts', 'samples')}"
@@ -118,7 +118,7 @@ def resolve_judge_settings(rubric: Rubric, choices: Mapping[str, Any]) -> JudgeS
     """
     chosen = {name: value for name, value in choices.items() if value is not None}
     check_choices(chosen, JudgeSettings)
-    need_texts = "repeats" in chosen or chosen.get("decided") or rubric.has_own_form
+    need_texts = "repeats" in chosen or chosen.get("decided") or rubric.defines_verdict_format
     verdicts = chosen.setdefault("verdicts", "samples" if need_texts else "likelihood")
     if verdicts == "likelihood" and (names := [name for name in _SAMPLING if name in chosen]):
         raise InputError(

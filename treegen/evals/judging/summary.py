@@ -310,7 +310,7 @@ def _rows_of(
     return [
         (value, problem, (problem, key), number, wording)
         for (problem, key, wording), value in values.items()
-        if not pairs or key[0] == 1
+        if not pairs or key[0] == 1  # runs 0 and 1; see `get_cells`
     ]
 
 
@@ -432,13 +432,13 @@ def _effective_votes(
 def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
     """Return the mean number of verdicts of a cell, and their variance within a cell."""
     rubric = judged[0].judging.settings.rubric
-    span = rubric.most - rubric.least
+    span = rubric.max_value - rubric.min_value
     repeats_of_case: dict[Hashable, list[float]] = defaultdict(list)
     for number, judge_run in enumerate(judged):
         for one in judge_run.judgements:
             if one.value is not None:
                 key = number, one.problem_id, one.shown, one.wording, one.criterion
-                repeats_of_case[key].append((one.value - rubric.least) / span)
+                repeats_of_case[key].append((one.value - rubric.min_value) / span)
     several = [values for values in repeats_of_case.values() if len(values) > 1]
     if not several:
         return 1, 0.0

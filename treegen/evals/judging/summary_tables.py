@@ -12,7 +12,7 @@ from treegen.evals.judging.components import Cells
 from treegen.evals.judging.interval import MIN_LABELLED_PROBLEMS, CorrectedMean, Mean
 from treegen.evals.judging.judgement_files import FILE, FOLDER
 from treegen.evals.judging.judgements import JudgementSet
-from treegen.evals.judging.rubric import BUILT_IN, LEAD, Rubric, load_rubric
+from treegen.evals.judging.rubric import BUILT_IN, VERDICT_PREFIX, Rubric, load_rubric
 from treegen.evals.judging.settings import JudgeRun, JudgeSettings
 from treegen.evals.statistics.estimators import Estimate
 from treegen.evals.statistics.tables import AnnotatedTable, Table
@@ -27,8 +27,8 @@ _MEAN_COLUMNS: Final = {
     "High": "high",
     "Stderr": "stderr",
     "Stderr over problems alone": "naive",
-    "Low, these judges": "low_given",
-    "High, these judges": "high_given",
+    "Low, these judges": "low_fixed",
+    "High, these judges": "high_fixed",
 }
 _MIN_MASS: Final = 0.5  # smallest total probability of the choices of a reliable judge
 _MIN_SHOWN_DEVIATION: Final = 0.0005  # smaller standard deviations are shown as 0.000
@@ -48,7 +48,7 @@ def make_mean_table(
         notices: Sentences below the table.
     """
     rubric = judged[0].judging.settings.rubric
-    values = f"{rubric.least:g} to {rubric.most:g}"
+    values = f"{rubric.min_value:g} to {rubric.max_value:g}"
     if rubric.pairs:
         about = "1 if the first run's answer wins, 0 if it loses"
     else:
@@ -234,10 +234,10 @@ def list_notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]
                 "judge them and counts them as unreadable"
             )
     notices = [*unreliable, *left_out]
-    if mean is not None and mean.given:
+    if mean is not None and mean.fixed_factors:
         notices.append(
-            f"there is only one {' and one '.join(mean.given)}, so the interval does not apply "
-            "to others"
+            f"there is only one {' and one '.join(mean.fixed_factors)}, so the interval does not "
+            "apply to others"
         )
     return notices
 
@@ -252,9 +252,11 @@ def _describe_texts(run: JudgementSet) -> str:
     if not texts:
         return ""
     settings, expected, cut = run.judging.settings, "", ""
-    if not settings.rubric.has_own_form:
+    if not settings.rubric.defines_verdict_format:
         choices = ", ".join(settings.rubric.choices)
-        expected = f"; treegen expects the last line '{LEAD} X', where X is one of {choices}"
+        expected = (
+            f"; treegen expects the last line '{VERDICT_PREFIX} X', where X is one of {choices}"
+        )
     num_cut = sum(j.truncated for j in run.judgements if j.verdict is None)
     if num_cut:
         cut = f"; {num_cut:,} of these texts are cut off after --max-tokens {settings.max_tokens}"

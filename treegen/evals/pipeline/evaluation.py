@@ -75,8 +75,8 @@ class EvaluationResult:
     """The number of samples that were not drawn."""
     complaint: str | None
     """A sentence on samples without a score; None if all are scored."""
-    again: str
-    """How to continue."""
+    resume_hint: str
+    """How to resume the run, for messages."""
     judged_by: Mapping[str, Any] | None = None
     """As in `EvalSettings`."""
     verdicts: RunVerdicts | None = None
@@ -91,7 +91,7 @@ class _Work(RunWork[Job, RunDir, EvaluationResult]):
     """The job with the plan of its prompts; None for a complete run."""
     verdicts: RunVerdicts | None
     """As in `EvaluationResult`."""
-    judging: ProgramScoring | None
+    program_scoring: ProgramScoring | None
     """Scores its programs, if they may run."""
 
     @property
@@ -101,22 +101,27 @@ class _Work(RunWork[Job, RunDir, EvaluationResult]):
     def steps(self, llm: "BaseLLM", stop: Stop) -> "Iterator[RunProgress]":
         prepared = self.prepared or prepare_job(self.job, llm.model_info)
         return sample(
-            prepared, self.run, llm, stop=stop, judging=self.judging, verdicts=self.verdicts
+            prepared,
+            self.run,
+            llm,
+            stop=stop,
+            program_scoring=self.program_scoring,
+            verdicts=self.verdicts,
         )
 
     def end(self, listener: Listener) -> None:
-        if self.judging:
-            finish_program_scoring(self.job, self.run, self.judging, listener)
+        if self.program_scoring:
+            finish_program_scoring(self.job, self.run, self.program_scoring, listener)
 
-    def save_result(self, again: str) -> EvaluationResult:
-        results, report = write_results(self.job, self.run, self.judging, self.verdicts)
+    def save_result(self, resume_hint: str) -> EvaluationResult:
+        results, report = write_results(self.job, self.run, self.program_scoring, self.verdicts)
         return EvaluationResult(
             self.run.path,
             results,
             report,
             max(self.run.missing, 0),
-            describe_unscored(self.job, self.run, self.judging),
-            again,
+            describe_unscored(self.job, self.run, self.program_scoring),
+            resume_hint,
             self.job.settings.judged_by,
             self.verdicts,
         )
@@ -145,9 +150,9 @@ def _start_work(
     restore_rounds(job, run, verdicts)
     if run.missing <= 0:
         keep_job_images(job, run)
-    if judging := start_program_scoring(job, run, execution, listener):
-        stack.callback(judging.close)
-    return _Work(job, run, prepared, verdicts, judging)
+    if program_scoring := start_program_scoring(job, run, execution, listener):
+        stack.callback(program_scoring.close)
+    return _Work(job, run, prepared, verdicts, program_scoring)
 
 
 # A run of more samples is announced if the user chose neither problems nor their number.
@@ -243,7 +248,9 @@ def evaluate_all(
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
     if not choices.keys() & {"limit", "ids", "num_samples"}:
         _tell_large_plans(fresh, listener)
-    complete_runs = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
+    complete_runs = [
+        (job, to.info) for job, to in zip(jobs, targets, strict=True) if to.is_complete
+    ]
 
     hinted: set[str] = set()
 
@@ -270,9 +277,9 @@ def evaluate_all(
     with note_on_interrupt(NOTHING_DRAWN):
         run_settings, prepared = prepare_runs(jobs, models, listener, prepare, targets, complete)
     settings = [target.settings for target in targets]
-    again = listener.resume_command(resume or output or targets[0].path, settings)
+    resume_hint = listener.resume_command(resume or output or targets[0].path, settings)
     return execute_runs(
-        RunDir, targets, run_settings, work, models, listener, again, unit="samples"
+        RunDir, targets, run_settings, work, models, listener, resume_hint, unit="samples"
     )
 
 
@@ -388,8 +395,10 @@ def evaluate_adapters(
     with share_base_weights():
         for adapter, folder in zip(adapters, folders, strict=True):
             all_choices = {**choices, "adapter": adapter}
-            path, again = str(directory / folder), None if resume is None else ""
+            path, resume_runs = str(directory / folder), None if resume is None else ""
             results.append(
-                evaluate_all(tasks, all_choices, models, listener, output=path, resume=again, **how)
+                evaluate_all(
+                    tasks, all_choices, models, listener, output=path, resume=resume_runs, **how
+                )
             )
     return results

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 _Job = TypeVar("_Job", bound="AnyJob")
 _Run = TypeVar("_Run", bound=RunDir)
-_Done = TypeVar("_Done")
+_Result = TypeVar("_Result")
 _Prepared = TypeVar("_Prepared")
 Before = Sequence[Callable[[], object]]
 _MAX_LISTED_ROWS = 5
 # Options that the fingerprint of the weights implies, or that were chosen for the loaded model.
-_OF_WEIGHTS = (
+_OPTIONS_OF_WEIGHTS = (
     "model",
     "revision",
     "dtype",
@@ -52,7 +52,7 @@ _OF_WEIGHTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class RunWork(ABC, Generic[_Job, _Run, _Done]):
+class RunWork(ABC, Generic[_Job, _Run, _Result]):
     """A job and its open run."""
 
     job: _Job
@@ -76,11 +76,11 @@ class RunWork(ABC, Generic[_Job, _Run, _Done]):
         """Do the remaining work after everything is drawn."""
 
     @abstractmethod
-    def save_result(self, again: str) -> _Done:
+    def save_result(self, resume_hint: str) -> _Result:
         """Write the results and return the result of the run.
 
         Args:
-            again: How to continue it.
+            resume_hint: How to resume the run, for messages.
         """
 
 
@@ -92,7 +92,7 @@ class ModelLoader(Closeable):
     """A loaded model; it is used for all runs, and stays open."""
     placement: "Placement | None" = None
     """The placement of workers that load models."""
-    stays: bool = False
+    keep_loaded: bool = False
     """Whether a model stays loaded after its runs; the code that sets it must then close the
     model."""
     threads: str | None = None
@@ -200,11 +200,11 @@ class ModelLoader(Closeable):
         if llm is None or self.on_workers or llm.fingerprint != fingerprint:
             return None
         loaded = llm.model_info.engine if self._options is None else self._options
-        chosen = {name: getattr(loaded, name) for name in _OF_WEIGHTS}
+        chosen = {name: getattr(loaded, name) for name in _OPTIONS_OF_WEIGHTS}
         return llm if replace(engine, **chosen) == loaded else None
 
     def __exit__(self, kind: object = None, *error: object) -> None:
-        if kind is not None or not self.stays:
+        if kind is not None or not self.keep_loaded:
             self.close()
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class ModelLoader(Closeable):
             loaded.close()
 
 
-_Works: TypeAlias = "tuple[Sequence[RunWork[Any, Any, _Done]], Before]"
+_Works: TypeAlias = "tuple[Sequence[RunWork[Any, Any, _Result]], Before]"
 
 
 def _format_placement(placement: "Placement") -> str:
@@ -279,7 +279,7 @@ def prepare_runs(
         The settings of each run, and each prepared job; None for a complete run.
     """
     settings, prepared = [], list["_Prepared | None"]()
-    paths = [str(target.path) for target in targets if not target.whole]
+    paths = [str(target.path) for target in targets if not target.is_complete]
     for job in jobs:
         tell_skipped(job, listener)
         infos = [info for other, info in complete_runs if other is job]
@@ -300,13 +300,13 @@ def execute_runs(
     kind: type[_Run],
     targets: "Sequence[RunTarget[Any]]",
     run_settings: "Sequence[RunSettings]",
-    make: "Callable[[Sequence[_Run], ExitStack], _Works[_Done]]",
+    make: "Callable[[Sequence[_Run], ExitStack], _Works[_Result]]",
     models: ModelLoader,
     listener: Listener,
-    again: str,
+    resume_hint: str,
     *,
     unit: str,
-) -> list[_Done]:
+) -> list[_Result]:
     """Start or resume runs, draw what each is missing, and return their results.
 
     Args:
@@ -317,7 +317,7 @@ def execute_runs(
             loads the model. What it puts on the stack is closed at the end.
         models: Loads the models, or holds one that is loaded.
         listener: Receives messages and progress.
-        again: How to continue, for messages.
+        resume_hint: How to resume the runs, for messages.
         unit: The unit of a run's records in messages, such as "samples".
     """
     with ExitStack() as stack:
@@ -330,7 +330,7 @@ def execute_runs(
         def describe_stored() -> str:
             done = sum(len(run.done) for run in runs)
             planned = sum(run.info.planned for run in runs)
-            return f"{done:,} of {planned:,} {unit} are stored; {again}"
+            return f"{done:,} of {planned:,} {unit} are stored; {resume_hint}"
 
         try:
             for item in work:
@@ -338,7 +338,7 @@ def execute_runs(
                     _fill(item, models, listener, before, runs, describe_stored)
             for item in work:
                 item.end(listener)
-            return [item.save_result(again) for item in work]
+            return [item.save_result(resume_hint) for item in work]
         except BaseException as stopped:
             if not isinstance(stopped, Exception):
                 stopped.add_note(describe_stored())
@@ -385,7 +385,7 @@ def _fill(
         except RunError:
             raise  # the message says what is stored, and how to continue
         except TreegenError as error:
-            if all_new(runs):
+            if _are_all_new(runs):
                 raise  # there is nothing to continue
             raise type(error)(f"{error.message.marked}; {describe_stored()}") from error
 
@@ -403,12 +403,12 @@ def discard_on_error(
     try:
         yield
     except Exception as error:
-        if all_new(runs) and not (but and isinstance(error, but)):
+        if _are_all_new(runs) and not (but and isinstance(error, but)):
             for run in reversed(runs):
                 run.discard()
         raise
 
 
-def all_new(runs: "Sequence[RunDir]") -> bool:
+def _are_all_new(runs: "Sequence[RunDir]") -> bool:
     """Return whether all runs were created by this call and have no record yet."""
     return all(run.is_new for run in runs)

@@ -1,8 +1,8 @@
-"""Follows a stored sample past the tokens at which its redraw parts from it at a near-tie.
+"""Follows a stored sample past the tokens at which its redraw diverges from it at a near-tie.
 
 A sample uses one random number for each token, which picks a token in the cumulative distribution
 of the model. If the random number is so close to the boundary between two tokens that rounding may
-move the boundary past it, the two tokens are nearly tied, and an honest sample may part from its
+move the boundary past it, the two tokens are nearly tied, and an honest sample may diverge from its
 redraw. The sample is then drawn once more, with its tokens up to the near-tie given and all others
 drawn, so that what follows is compared too.
 """
@@ -28,8 +28,8 @@ Branch = tuple[int, ...]
 """The first tokens of a sample. The last token nearly ties with another one."""
 
 MAX_TIE_SHARE: Final = 0.02
-"""The largest share of an honest sample's tokens at which it parts from its redraws. 120 samples
-drawn in float32 and redrawn in bfloat16 parted at 0.25% of their tokens."""
+"""The largest share of an honest sample's tokens at which it diverges from its redraws. 120 samples
+drawn in float32 and redrawn in bfloat16 diverged at 0.25% of their tokens."""
 _ALWAYS_ALLOWED_TIES: Final = 2  # of a sample of any length
 _MAX_TIES: Final = 64  # of one sample, because each near-tie takes another redraw
 _MAX_BRANCHES: Final = 8  # continuations of a sample whose tokens are not stored
@@ -59,7 +59,7 @@ _NUMBERS: Final = {
 
 
 def max_ties(num_tokens: int) -> int:
-    """Return at how many near-ties honest samples with this many tokens may part from redraws."""
+    """Return at how many near-ties an honest sample of this length may diverge from its redraw."""
     return _ALWAYS_ALLOWED_TIES + math.ceil(MAX_TIE_SHARE * num_tokens)
 
 
@@ -105,11 +105,11 @@ def _numbers(value: Any) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class NearTieResult:
     """What following a sample past its near-ties has shown."""
 
     num_ties: int
-    """The near-ties at which it parts from its redraws."""
+    """The near-ties at which it diverges from its redraws."""
     why: str
     """What differs apart from them; empty if nothing does."""
     distance: float = 0.0
@@ -129,7 +129,7 @@ class NearTies:
 
     def follow(
         self, stored: Mapping[Key, Record], redraws: Mapping[Key, Record]
-    ) -> dict[Key, Followed]:
+    ) -> dict[Key, NearTieResult]:
         """Return for each sample whether it differs from its redraws only at near-ties.
 
         Args:
@@ -138,28 +138,30 @@ class NearTies:
         """
         if self._prepared.job.choices:
             return {key: self._follow_choice(stored[key], redraws[key]) for key in stored}
-        done = {key: Followed(0, self._compare(stored[key], redraws[key])[0]) for key in stored}
+        done = {
+            key: NearTieResult(0, self._compare(stored[key], redraws[key])[0]) for key in stored
+        }
         open_branches = [
             (key, branch)
             for key in stored
-            for branch in self._find(stored[key], redraws[key], 0)[:_MAX_BRANCHES]
+            for branch in self._find_branches(stored[key], redraws[key], 0)[:_MAX_BRANCHES]
         ]
         for num_ties in range(1, _MAX_TIES + 1):
             if not open_branches:
                 break
             redrawn = self._draw(open_branches)
-            holding: dict[Key, Followed] = {}
+            holding: dict[Key, NearTieResult] = {}
             for (key, _), record in zip(open_branches, redrawn, strict=True):
                 why, distance = self._compare(stored[key], record)
                 if not why:
-                    holding[key] = Followed(num_ties, "", distance)
+                    holding[key] = NearTieResult(num_ties, "", distance)
                 elif done[key].num_ties < num_ties:  # the branch that agrees most
-                    done[key] = Followed(num_ties, f"after near-ties, {why}")
+                    done[key] = NearTieResult(num_ties, f"after near-ties, {why}")
             done |= holding
             following = defaultdict[Key, list[Branch]](list)
             for (key, branch), record in zip(open_branches, redrawn, strict=True):
                 if key not in holding and num_ties < max_ties(record["num_tokens"]):
-                    following[key] += self._find(stored[key], record, len(branch))
+                    following[key] += self._find_branches(stored[key], record, len(branch))
             open_branches = [
                 (key, branch)
                 for key, branches in following.items()
@@ -198,30 +200,36 @@ class NearTies:
         )
         return [self._records.record(completion) for completion in named]
 
-    def _find(self, stored: Record, redrawn: Record, start: int) -> list[Branch]:
-        """Return the ways in which a stored sample may part from a redraw at a near-tie.
+    def _find_branches(self, stored: Record, redrawn: Record, start: int) -> list[Branch]:
+        """Return the ways in which a stored sample may diverge from a redraw at a near-tie.
 
         Args:
             stored: The record of the sample.
             redrawn: The record of the redraw.
-            start: The first position at which they may part.
+            start: The first position at which they may diverge.
         """
         if any(stored.get(name) != redrawn.get(name) for name in ("seed", "prompt_hash")):
             return []
         tokens, stored_tokens = redrawn["tokens"], stored.get("tokens")
         if not isinstance(stored_tokens, list):
-            branches = sorted(self._find_by_text(stored, redrawn, start), key=lambda pair: -pair[0])
+            branches = sorted(
+                self._find_branches_by_text(stored, redrawn, start), key=lambda pair: -pair[0]
+            )
             return [branch for _, branch in branches]
         pairs = enumerate(zip(tokens, stored_tokens, strict=False))
         at = next((position for position, (a, b) in pairs if a != b), None)
-        if at is None or at < start or stored_tokens[at] not in self._list_near(redrawn, [at])[0]:
+        if (
+            at is None
+            or at < start
+            or stored_tokens[at] not in self._list_near_tokens(redrawn, [at])[0]
+        ):
             return []
         return [(*tokens[:at], int(stored_tokens[at]))]
 
-    def _find_by_text(
+    def _find_branches_by_text(
         self, stored: Record, redrawn: Record, start: int
     ) -> Iterator[tuple[int, Branch]]:
-        """Yield what `_find` returns for a sample whose text alone is known.
+        """Yield what `_find_branches` returns for a sample whose text alone is known.
 
         Yields:
             The length of the text that the tokens of a branch have in common with the sample, and
@@ -243,7 +251,7 @@ class NearTies:
                 isinstance(stop, str) and added.startswith(full_text)
             )
 
-        def _may_follow(before: str, added: str, other: int) -> bool:
+        def may_follow(before: str, added: str, other: int) -> bool:
             if other in self._ends or stop == other:  # it adds no text
                 return stop == other and before == text
             following = full_text[len(before) : len(before) + 1]
@@ -255,19 +263,21 @@ class NearTies:
         first = bisect_left(positions, True, key=lambda at: not agrees(read(tokens[: at + 1])))
         last = min(first, len(tokens) - 1)
         last_positions = range(last, max(start - 1, last - _MAX_TOKENS_BACK), -1)
-        for at, near in zip(last_positions, self._list_near(redrawn, last_positions), strict=True):
+        for at, near in zip(
+            last_positions, self._list_near_tokens(redrawn, last_positions), strict=True
+        ):
             before = read(tokens[:at])
             for other in near:
                 added = read([*tokens[:at], other])
-                if _may_follow(before, added, other):
+                if may_follow(before, added, other):
                     yield len(added), (*tokens[:at], other)
 
-    def _follow_choice(self, stored: Record, redrawn: Record) -> Followed:
+    def _follow_choice(self, stored: Record, redrawn: Record) -> NearTieResult:
         """Return whether two choices are about equally likely, and everything else is the same."""
         why = self._compare(stored, redrawn)[0]
         candidates = self._prepared.job.choices[redrawn["problem_id"]].candidates
         if stored["text"] not in candidates or stored["text"] == redrawn["text"]:
-            return Followed(0, why)
+            return NearTieResult(0, why)
         new = redrawn["choice_logprobs"]
         new_logprob, old_logprob = (
             float(new[candidates.index(one["text"])]) for one in (redrawn, stored)
@@ -276,10 +286,10 @@ class NearTies:
         reason, distance = self._compare(stored, {**redrawn, **of_text, "logprob": old_logprob})
         max_distance = self._tolerance * math.sqrt(max(1, redrawn["choice_tokens"]))
         if reason or abs(new_logprob - old_logprob) > 2 * max_distance:
-            return Followed(0, why)
-        return Followed(1, "", distance)
+            return NearTieResult(0, why)
+        return NearTieResult(1, "", distance)
 
-    def _list_near(self, redrawn: Record, positions: Sequence[int]) -> list[list[int]]:
+    def _list_near_tokens(self, redrawn: Record, positions: Sequence[int]) -> list[list[int]]:
         """Return for each position the tokens other than the drawn one that rounding could draw."""
         request, params = self._requests[redrawn["problem_id"]]
         if params.penalties or params.structure or params.max_thinking_tokens is not None:
@@ -300,11 +310,11 @@ class NearTies:
         prompts = [[*prompt, *redrawn["tokens"][:at]] for at in positions]
         found = self._llm.generate(prompts, all_params, progress=False)
         return [
-            self._choose_near(redrawn, at, params, dict(completion.top_logprobs[0]))
+            self._select_near_tokens(redrawn, at, params, dict(completion.top_logprobs[0]))
             for at, (completion,) in zip(positions, found, strict=True)
         ]
 
-    def _choose_near(
+    def _select_near_tokens(
         self, redrawn: Record, at: int, params: SamplingParams, logprobs: Mapping[int, float]
     ) -> list[int]:
         """Return the near tokens at a position, given the log-probabilities of all tokens there."""

@@ -90,32 +90,32 @@ def start_program_scoring(
             )
         )
         return None
-    judging = task.judging(run, execution)
+    program_scoring = task.judging(run, execution)
     try:
-        lines = judging.prepare()
+        lines = program_scoring.prepare()
     except BaseException:
-        judging.close()
+        program_scoring.close()
         raise
     for line in lines:
         listener.tell(line)
-    return judging
+    return program_scoring
 
 
 def finish_program_scoring(
-    job: "Job", run: "RunDir", judging: ProgramScoring, listener: Listener
+    job: "Job", run: "RunDir", program_scoring: ProgramScoring, listener: Listener
 ) -> None:
     """Score the programs that have no verdict yet.
 
     Args:
         job: The job of the run.
         run: The run directory.
-        judging: The started scoring.
+        program_scoring: The started scoring.
         listener: Receives progress and can interrupt.
     """
     with listener.poll_interrupts() as stop:
         for record in run.records():
-            judging.add(record)
-        listener.track(judging.finish(stop), f"{job.task.name}, scoring")
+            program_scoring.add(record)
+        listener.track(program_scoring.finish(stop), f"{job.task.name}, scoring")
 
 
 def rescore_programs(
@@ -135,42 +135,45 @@ def rescore_programs(
     task = as_code_execution_task(job.task)
     if task is None:
         return None
-    judging = task.judging(run, execution)
+    program_scoring = task.judging(run, execution)
     try:
         for record in run.records():
-            judging.add(record)
-        if judging.missing and execution is None:
+            program_scoring.add(record)
+        if program_scoring.missing and execution is None:
             raise InputError(
-                f"{judging.missing:,} samples of {job.task.name} are not scored yet, and scoring "
-                "runs programs that the model wrote; allow it with "
+                f"{program_scoring.missing:,} samples of {job.task.name} are not scored yet, and "
+                "scoring runs programs that the model wrote; allow it with "
                 f"{arg('allow_code_execution', True)}"
             )
-        if judging.missing:
-            for line in judging.prepare():
+        if program_scoring.missing:
+            for line in program_scoring.prepare():
                 listener.tell(line)
-            finish_program_scoring(job, run, judging, listener)
+            finish_program_scoring(job, run, program_scoring, listener)
     except BaseException:
-        judging.close()
+        program_scoring.close()
         raise
-    return judging
+    return program_scoring
 
 
-def describe_unscored(job: "Job", run: "RunDir", judging: ProgramScoring | None) -> str | None:
+def describe_unscored(
+    job: "Job", run: "RunDir", program_scoring: ProgramScoring | None
+) -> str | None:
     """Return a sentence on samples without a score; None if all have one.
 
     Args:
         job: The job of the run.
         run: The run directory.
-        judging: The scoring of programs; None if they may not run.
+        program_scoring: The scoring of programs; None if they may not run.
     """
     if as_code_execution_task(job.task) is None or not job.settings.score:
         return None
     again = f"treegen score {shlex.quote(str(run.path))} --allow-code-execution"
     again += " --allow-task-code" if job.settings.runs_code else ""
-    if judging is None:
+    if program_scoring is None:
         return f"the samples are not scored; score them with: {again}"
-    if not judging.missing:
+    if not program_scoring.missing:
         return None
-    errors = judging.summary()["errors"]
+    errors = program_scoring.summary()["errors"]
     reason = f" ({errors[0]['detail']})" if errors else ""
-    return f"treegen could not score {judging.missing:,} samples{reason}; try again with: {again}"
+    num = program_scoring.missing
+    return f"treegen could not score {num:,} samples{reason}; try again with: {again}"

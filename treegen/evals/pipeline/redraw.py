@@ -3,7 +3,7 @@
 The chosen samples are left out of a copy of the run, which is then resumed. So they are drawn as
 the run drew them: by the same prompts, seeds, budgets and stops.
 
-Where a redraw parts from its sample at a near-tie, `near_ties` follows the sample further.
+Where a redraw diverges from its sample at a near-tie, `near_ties` follows the sample further.
 """
 
 import math
@@ -21,7 +21,7 @@ from treegen.evals.model import load_llm, weights_fingerprint
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.pipeline.near_ties import (
     MAX_TIE_SHARE,
-    Followed,
+    NearTieResult,
     NearTies,
     Record,
     compare_records,
@@ -51,10 +51,10 @@ class Redraw:
     """The tolerance unless another is given; 0 if samples must be the same to the bit."""
     same: tuple[Key, ...]
     """The samples with the same tokens, and log-probabilities within the tolerance."""
-    parted: tuple[Key, ...]
-    """The samples that part from the stored ones at near-ties, and are the same otherwise."""
+    diverged: tuple[Key, ...]
+    """The samples that diverge from the stored ones at near-ties, and are the same otherwise."""
     num_ties: int
-    """The near-ties at which these samples part."""
+    """The near-ties at which these samples diverge."""
     num_tokens: int
     """The tokens of the same samples and of these ones."""
     differing: tuple[tuple[Key, str], ...]
@@ -65,11 +65,11 @@ class Redraw:
 
     @property
     def holds(self) -> bool:
-        """Whether no sample differs, and few tokens are near-ties at which samples part."""
+        """Whether no sample differs, and few tokens are near-ties at which samples diverge."""
         return not self.differing and self.num_ties <= max_ties(self.num_tokens)
 
     def __str__(self) -> str:
-        num = len(self.same) + len(self.parted) + len(self.differing)
+        num = len(self.same) + len(self.diverged) + len(self.differing)
         how = "are equal to the bit"
         if self.tolerance is not None:
             how = (
@@ -77,9 +77,9 @@ class Redraw:
                 f"square root of the number of tokens (largest difference {self.largest:.2g})"
             )
         text = f"{len(self.same):,} of {num:,} {how}"
-        if self.parted:
+        if self.diverged:
             text += (
-                f"; {len(self.parted):,} more differ only at {self.num_ties:,} near-ties among "
+                f"; {len(self.diverged):,} more differ only at {self.num_ties:,} near-ties among "
                 f"{self.num_tokens:,} tokens"
             )
         text += f"; chosen by seed {self.seed}"
@@ -159,7 +159,7 @@ def redraw_samples(
         tolerance=None if is_exact else tolerance,
         default_tolerance=default,
         same=tuple(key for key, result in right.items() if not result.num_ties),
-        parted=tuple(key for key, result in right.items() if result.num_ties),
+        diverged=tuple(key for key, result in right.items() if result.num_ties),
         num_ties=sum(result.num_ties for result in right.values()),
         num_tokens=sum(stored[key]["num_tokens"] for key in right),
         differing=tuple((key, result.why) for key, result in results.items() if result.why),
@@ -169,12 +169,12 @@ def redraw_samples(
 
 def _compare(
     stored: Mapping[Key, Record], redrawn: Mapping[Key, Record], tolerance: float
-) -> dict[Key, Followed]:
+) -> dict[Key, NearTieResult]:
     """Return for each stored sample what differs from its redraw."""
-    results = {key: Followed(0, "it was not drawn again") for key in sorted(stored)}
+    results = {key: NearTieResult(0, "it was not drawn again") for key in sorted(stored)}
     for key in sorted(redrawn):
         why, distance = compare_records(stored[key], redrawn[key], tolerance)
-        results[key] = Followed(0, why, distance)
+        results[key] = NearTieResult(0, why, distance)
     return results
 
 

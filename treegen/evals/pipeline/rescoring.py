@@ -72,16 +72,18 @@ def rescore_run(
         check_execution_options([job.task], execution)
         if names := split_votes(choices.get("votes") or ()):
             job = _leave_out_votes(job, run, names, listener)
-        judging = rescore_programs(job, run, execution, listener)
-        if judging:
-            stack.callback(judging.close)
-        results, report = build_results(job, run, judging, rescore=True)
+        program_scoring = rescore_programs(job, run, execution, listener)
+        if program_scoring:
+            stack.callback(program_scoring.close)
+        results, report = build_results(job, run, program_scoring, rescore=True)
         try:
             run.write_results(results)
         except RunInUseError as error:
             listener.warn(f"results.json was not rewritten: {error}")
-        complaint = describe_unscored(job, run, judging)
-        return EvaluationResult(path, results, report, max(run.missing, 0), complaint, again="")
+        complaint = describe_unscored(job, run, program_scoring)
+        return EvaluationResult(
+            path, results, report, max(run.missing, 0), complaint, resume_hint=""
+        )
 
 
 def _leave_out_votes(job: Job, run: RunDir, names: Sequence[str], listener: Listener) -> Job:
@@ -144,11 +146,11 @@ def score_run_with_verifier(
     settings = {**VERIFIER_DEFAULTS, **settings}
     with _open_run(path, choices, listener) as (run, job):
         listener.tell(f"loading {verifier}")
-        judge = load_verifier(verifier, **how, **settings)
+        model = load_verifier(verifier, **how, **settings)
         by = {"verifier": verifier, **settings, "tokens": list(settings["tokens"])}
         if not settings["turns"]:  # so that scores from before this setting existed stay valid
             del by["turns"]
-        done, _ = follow(lambda stop: score_with_verifier(job, run, judge, by, stop=stop), "scores")
+        done, _ = follow(lambda stop: score_with_verifier(job, run, model, by, stop=stop), "scores")
         return done
 
 
@@ -191,7 +193,7 @@ def pick_run_samples(
         return done
 
 
-_AT_ONCE = 256  # samples of a batch; `stop` is polled between batches
+_BATCH_SIZE = 256  # samples of a batch; `stop` is polled between batches
 
 
 def score_with_verifier(
@@ -232,10 +234,10 @@ def score_with_verifier(
             )
         pending = [record for record in records if record[:2] not in file.keys]
         yield len(records) - len(pending), len(records)
-        for start in range(0, len(pending), _AT_ONCE):
+        for start in range(0, len(pending), _BATCH_SIZE):
             if stop():
                 return
-            part = pending[start : start + _AT_ONCE]
+            part = pending[start : start + _BATCH_SIZE]
             values = verifier.values([(questions[key], text) for key, _, text in part])
             for (problem_id, index, _), steps in zip(part, values, strict=True):
                 score = verifier.reduce_steps(steps)

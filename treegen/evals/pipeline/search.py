@@ -47,10 +47,10 @@ class SearchRunResult:
     """The content of results.json."""
     missing: int
     """The number of searches that are not done."""
-    no_room: Sequence[CacheFullError]
+    cache_full_errors: Sequence[CacheFullError]
     """The errors of searches that ran out of memory."""
-    again: str
-    """How to continue."""
+    resume_hint: str
+    """How to resume the run, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Work(RunWork[SearchJob, SearchRunDir, SearchRunResult]):
     """A method and its open run."""
 
     value_function: ValueFunction | None = None
-    no_room: dict[str, CacheFullError] = field(default_factory=dict)
+    cache_full_errors: dict[str, CacheFullError] = field(default_factory=dict)
     """Errors of searches that ran out of memory, by problem."""
     agent: "RunAgent | None" = None
 
@@ -73,15 +73,17 @@ class _Work(RunWork[SearchJob, SearchRunDir, SearchRunResult]):
             llm,
             stop=stop,
             value_function=self.value_function,
-            no_room=self.no_room,
+            cache_full_errors=self.cache_full_errors,
             agent=self.agent,
         )
 
-    def save_result(self, again: str) -> SearchRunResult:
+    def save_result(self, resume_hint: str) -> SearchRunResult:
         results = write_search_results(self.job, self.run)
         missing, method = max(self.run.missing, 0), self.job.settings.method
-        no_room = list(self.no_room.values())
-        return SearchRunResult(self.run.path, method, results, missing, no_room, again)
+        cache_full_errors = list(self.cache_full_errors.values())
+        return SearchRunResult(
+            self.run.path, method, results, missing, cache_full_errors, resume_hint
+        )
 
 
 def search_all(
@@ -130,7 +132,7 @@ def search_all(
     models.threads = next((target.threads for target in targets if target.threads), None)
     run_settings, _ = prepare_runs(jobs, models, listener, _check, targets)
     folder = targets[0].path.parent if compare and len(targets) > 1 else targets[0].path
-    again = listener.resume_command(resume or folder, [target.settings for target in targets])
+    resume_hint = listener.resume_command(resume or folder, [target.settings for target in targets])
 
     def work(runs: Sequence[SearchRunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
         items = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
@@ -142,7 +144,7 @@ def search_all(
         return items, before
 
     results = execute_runs(
-        SearchRunDir, targets, run_settings, work, models, listener, again, unit="searches"
+        SearchRunDir, targets, run_settings, work, models, listener, resume_hint, unit="searches"
     )
     for result in results:
         for sentence in describe_ends(result.results):
@@ -261,10 +263,10 @@ def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
     if not missing:
         return complaints
     message = "1 search is missing" if missing == 1 else f"{missing:,} searches are missing"
-    if errors := [error for result in results for error in result.no_room]:
+    if errors := [error for result in results for error in result.cache_full_errors]:
         message += (
             f", {len(errors):,} of them because memory ran out "
             f"({errors[0].message.marked}); use a larger "
             f"{arg('memory=')}"
         )
-    return [*complaints, Message(f"{message}; {results[0].again}")]
+    return [*complaints, Message(f"{message}; {results[0].resume_hint}")]

@@ -38,30 +38,30 @@ class RunTarget(Generic[_Settings]):
     path: Path
     resume: bool
     """Whether to resume an existing run."""
-    whole: bool = False
+    is_complete: bool = False
     """Whether that run is complete."""
     info: RunInfo | None = None
     """The content of its run.json, unless the user changes an option of its model."""
     threads: str | None = None
     """The CPU threads with which it was computed; None if that is not stored."""
     late: tuple[str, ...] = ()
-    """Choices that the run stores with other values, and that no later result depends on, if the
-    run has samples."""
+    """The user's choices that differ from the stored ones and do not change the stored samples;
+    empty if the run has no samples."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind(Generic[_Settings]):
+class _RunKind(Generic[_Settings]):
     """The runs of one command."""
 
     by: str
     """The setting in which the runs of one command differ."""
-    together: str
+    group_word: str
     """The word for several runs in the name of their directory."""
     folder: Callable[[Any], str]
     """Returns the name of a run's folder from the value of that setting."""
     directory: type[RunDir]
     """The class of run directories."""
-    settle: Callable[..., _Settings]
+    resolve: Callable[..., _Settings]
     """Makes settings from a user's choices."""
     stored: Callable[..., dict[str, Any]]
     """Reads the choices of a run."""
@@ -74,7 +74,7 @@ class _Kind(Generic[_Settings]):
             name: The run's task or method, if there are several.
         """
         choices = choices if name is None else {**choices, self.by: name}
-        return self.settle(demo.fill_defaults(choices, search=self.by == "method"))
+        return self.resolve(demo.fill_defaults(choices, search=self.by == "method"))
 
     def resolve_resumed(
         self, path: Path, choices: Mapping[str, Any], *name: str | Task
@@ -92,7 +92,7 @@ class _Kind(Generic[_Settings]):
                 other = get_task_name(all_choices["task"])
                 message = f"{path} is a run of the task {task}, not of the task {other}"
                 raise InputError(f"{message}; name another directory, or remove the task")
-        settings = self.settle(all_choices, {**stored, "kept": path})
+        settings = self.resolve(all_choices, {**stored, "run_dir": path})
         late = _changed_drawing(settings, choices, stored) if done else ()
         if is_complete and (recorded := [name for name in late if name in settings.RECORDED]):
             raise InputError(
@@ -128,12 +128,12 @@ class _Kind(Generic[_Settings]):
                         f"another path for several {self.by}s"
                     )
                 return [self.resolve_resumed(path, choices, *names)]
-            if targets := self.find_below(path, names, choices, must=bool(resume)):
+            if targets := self.find_below(path, names, choices, required=bool(resume)):
                 return targets
         settings = [self.begin(choices, name) for name in names] or [self.begin(choices)]
         folders = [self.folder(getattr(run_settings, self.by)) for run_settings in settings]
         if path is None:
-            word = self.together if several else folders[0]
+            word = self.group_word if several else folders[0]
             task = () if self.by == "task" else (get_task(settings[0].task).name,)
             path = new_path(*task, word, Path(settings[0].engine.model).name)
         if len(set(folders)) < len(folders):
@@ -149,7 +149,7 @@ class _Kind(Generic[_Settings]):
         ]
 
     def find_below(
-        self, path: Path, names: Sequence[str | Task], choices: Mapping[str, Any], *, must: bool
+        self, path: Path, names: Sequence[str | Task], choices: Mapping[str, Any], *, required: bool
     ) -> list[RunTarget[_Settings]]:
         """Return the targets below a directory of several runs: those to resume or start.
 
@@ -157,11 +157,11 @@ class _Kind(Generic[_Settings]):
             path: The directory of the runs.
             names: The tasks or methods to run; if empty, all runs in the directory are resumed.
             choices: The user's choices, by name.
-            must: Whether to raise RunError if there are no runs; otherwise the list is empty.
+            required: Whether to raise RunError if there are no runs; otherwise the list is empty.
         """
         below = sorted(path.glob("*")) if os.path.isdir(path) else []
         existing = {sub.name: sub for sub in below if is_run(sub)}
-        if not existing and must:
+        if not existing and required:
             self.directory.open(path)  # raises RunError with the reason
         if not existing or not names:
             return [self.resolve_resumed(sub, choices) for sub in existing.values()]
@@ -238,7 +238,7 @@ def tell_late_choices(
     """
     for target in targets:
         names = [name for name in target.late if name in choices]
-        if target.whole:
+        if target.is_complete:
             # A judge may be the run's own model, which is loaded with these options.
             is_judged = getattr(target.settings, "judged_by", None) is not None
             text = "is finished and draws no samples, so it ignores"
@@ -305,7 +305,7 @@ def _task_folder(task: str | Task) -> str:
     return file_name(get_task(task).name)
 
 
-_EVAL: Final = _Kind(
+_EVAL: Final = _RunKind(
     "task",
     "eval",
     _task_folder,
@@ -313,7 +313,7 @@ _EVAL: Final = _Kind(
     eval_settings.resolve_eval_settings,
     eval_settings.recall_choices,
 )
-_SEARCH: Final = _Kind(
+_SEARCH: Final = _RunKind(
     "method",
     "compare",
     method_folder,

@@ -27,7 +27,7 @@ _WINDOW: Final = 30.0  # seconds over which the speed is measured
 _REFRESH: Final = 0.25  # seconds between two fits
 _GROUPS: Final = 8  # groups of equal ages in a fit
 _MIN_REMAINING: Final = 0.1  # smallest expected further length, as a share of the length so far
-_WAITING: Final = 32  # number of quantiles that give the mean length of a sample
+_NUM_QUANTILES: Final = 32  # number of quantiles that give the mean length of a sample
 _NORMAL: Final = NormalDist()
 # The spread (standard deviation of the logarithm) is expected near 0.4, within a factor of 2.
 _SPREADS: Final = np.geomspace(0.03, 1.6, 20)
@@ -132,14 +132,15 @@ class TimeForecast:
         if not self._num:
             if math.isinf(self._longest):
                 return None
-            remaining = waiting * self._longest + float(np.sum(self._longest - ages))
-            return TimeLeft(remaining / (speed * len(ages)), is_bound=True)
+            total = waiting * self._longest + float(np.sum(self._longest - ages))
+            return TimeLeft(total / (speed * len(ages)), is_bound=True)
         mean, spread = self._fit(ages)
-        rests = self._expect_rests(ages, mean, spread)
-        shares = [(i + 0.5) / _WAITING for i in range(_WAITING)]
+        remaining = self._expect_remaining(ages, mean, spread)
+        shares = [(i + 0.5) / _NUM_QUANTILES for i in range(_NUM_QUANTILES)]
         lengths = [self._length_at(share, mean, spread) for share in shares]
-        work = (waiting * sum(lengths) / _WAITING + sum(rests)) / (speed * len(rests))
-        longest = max((*rests, lengths[-1]) if waiting else rests) / speed
+        total = waiting * sum(lengths) / _NUM_QUANTILES + sum(remaining)
+        work = total / (speed * len(remaining))
+        longest = max((*remaining, lengths[-1]) if waiting else remaining) / speed
         return TimeLeft(work if self._shares_speed else max(work, longest))
 
     def _fit(self, ages: "np.ndarray") -> tuple[float, float]:
@@ -162,18 +163,22 @@ class TimeForecast:
         z = _NORMAL.inv_cdf(min(max(share, 1e-9), 1 - 1e-9))
         return min(math.exp(mean + spread * z), self._longest)
 
-    def _expect_rests(self, ages: "np.ndarray", mean: float, spread: float) -> list[float]:
-        """Return the expected further lengths of samples: of n, each n-th quantile once."""
+    def _expect_remaining(self, ages: "np.ndarray", mean: float, spread: float) -> list[float]:
+        """Return a likely remaining length of each of n samples.
+
+        Each is a quantile of the sample's own distribution: another one of n evenly spaced
+        quantiles for each sample, so that their lengths spread as real lengths do.
+        """
         num = len(ages)
-        rests = []
+        remaining = []
         for index, age in enumerate(ages.tolist()):
             reached = _NORMAL.cdf((math.log(max(age, 1e-3)) - mean) / spread)
             order = (index * 7919) % num if num % 7919 else index  # not in the order of ages
             share = reached + (1 - reached) * (order + 0.5) / num
             # A sample far longer than all others does not fit the distribution; it may go on.
             min_rest = max(1.0, min(_MIN_REMAINING * age, self._longest - age))
-            rests.append(max(self._length_at(share, mean, spread) - age, min_rest))
-        return rests
+            remaining.append(max(self._length_at(share, mean, spread) - age, min_rest))
+        return remaining
 
     def _measure_speed(self, seconds: float) -> float:
         """Return the clock's units per second over the last seconds, or all if they are few."""
@@ -260,7 +265,7 @@ class RunProgress:
     @property
     def details(self) -> str:
         """Text about speed, rows, pages and accuracy, to show after the number of samples."""
-        after = f", {self.format_accuracy}" if self.format_accuracy else ""
+        after = f", {self.accuracy_text}" if self.accuracy_text else ""
         if not self.num_pages:  # programs are running, and no model
             return f"{self.rows:,} programs running{after}"
         return (
@@ -269,7 +274,7 @@ class RunProgress:
         )
 
     @property
-    def format_accuracy(self) -> str:
+    def accuracy_text(self) -> str:
         """Text with the accuracy so far and its interval; "" if no sample is scored.
 
         For searches it is the share of solved problems, in which running searches are not solved

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Workers = Callable[[], Sequence[WorkerStatus]]
 _SAVE_SECONDS: Final = 10.0
 _MAXIMA: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
-_OF_LEVELS: Final = ("depth", "segments", "tokens", "rows", "kept")
+_LEVEL_FIELDS: Final = ("depth", "segments", "tokens", "rows", "kept")
 # It counts all planned samples of an attempt, finished or not; `sum_usage` counts finished ones.
 _REPLACED: Final = "prompt_tokens_unshared"
 
@@ -151,7 +151,7 @@ def _is_part(part: object) -> bool:
     """Return whether a JSON value is an attempt as `AttemptLog` or `UsageLog` writes it."""
     if not isinstance(part, dict) or not _is_number(part.get("seconds")):
         return False
-    kinds = {**asdict(Usage()), "samples": 0}
+    kinds = {**asdict(Usage()), "samples": 0, "sample_tokens": 0}
     for name, value in part.items():
         like = kinds.get(name)
         if name == "kernels":
@@ -176,7 +176,7 @@ def _is_plan(plan: object) -> bool:
     for level in plan["levels"]:
         if not isinstance(level, dict) or not isinstance(reasons := level.get("reasons"), dict):
             return False
-        counts += [level.get(name) for name in _OF_LEVELS] + [*reasons.values()]
+        counts += [level.get(name) for name in _LEVEL_FIELDS] + [*reasons.values()]
     return "token_bytes" in plan and all(map(_is_number, counts))
 
 
@@ -208,12 +208,10 @@ def sum_usage(
                 continue
             if name == "kernels":
                 total[name] = _sum_level_steps(total.get(name, {}), value)
-            elif isinstance(value, bool) or not isinstance(value, int | float):
+            elif not (_is_number(value) and _is_number(earlier := total.get(name, 0))):
                 total[name] = value
-            elif name in _MAXIMA:
-                total[name] = max(total.get(name, 0), value)
             else:
-                total[name] = total.get(name, 0) + value
+                total[name] = max(earlier, value) if name in _MAXIMA else earlier + value
     # After a kill these are fewer than num_samples, because the usage of the last seconds is lost.
     total["samples_accounted"] = min(int(total.pop("samples", 0)), num_samples)
     total["samples"] = num_samples
@@ -316,17 +314,17 @@ def attention_line(usage: Mapping[str, Any]) -> str:
 
     It is "" without decode steps. The bytes are those of keys and values.
     """
-    read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
-    if not apart:
+    read, unshared = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
+    if not unshared:
         return ""
     line = f"attention: {format_kernels(usage) or usage.get('impl', '')}"
     if "plan" not in usage:
         return line
     size = usage["plan"]["token_bytes"]
-    why = "" if read < apart else ", because shared prompts are short or absent"
+    why = "" if read < unshared else ", because shared prompts are short or absent"
     return (
-        f"{line}; key reads saved {1 - read / apart:.1%} "
-        f"({format_bytes((apart - read) * size)} of {format_bytes(apart * size)}){why}"
+        f"{line}; key reads saved {1 - read / unshared:.1%} "
+        f"({format_bytes((unshared - read) * size)} of {format_bytes(unshared * size)}){why}"
     )
 
 

@@ -21,7 +21,7 @@ from treegen.runs import RunDir
 def write_results(
     job: Job,
     run: RunDir,
-    judging: ProgramScoring | None = None,
+    program_scoring: ProgramScoring | None = None,
     verdicts: RunVerdicts | None = None,
 ) -> tuple[dict[str, Any], Report | None]:
     """Write results.json from the samples of a run.
@@ -29,13 +29,13 @@ def write_results(
     Args:
         job: The job of the run.
         run: The run.
-        judging: The verdicts on programs; None if samples are not programs, or not scored.
+        program_scoring: The verdicts on programs; None if samples are not programs, or not scored.
         verdicts: The verdicts that are known.
 
     Returns:
         The content of results.json and the report, as from `build_results`.
     """
-    results, report = build_results(job, run, judging, verdicts)
+    results, report = build_results(job, run, program_scoring, verdicts)
     run.write_results(results)
     return results, report
 
@@ -44,23 +44,23 @@ def write_results(
 def build_results(
     job: Job,
     run: RunDir,
-    judging: ProgramScoring | None = None,
+    program_scoring: ProgramScoring | None = None,
     verdicts: RunVerdicts | None = None,
     *,
     rescore: bool = False,
 ) -> tuple[dict[str, Any], Report | None]:
     """Return the content of results.json for the samples of a run, and the report.
 
-    The report is None if samples are not scored, or are programs and `judging` is None.
+    The report is None if samples are not scored, or are programs and `program_scoring` is None.
 
     Args:
         job: The job of the run.
         run: The run, open for reading.
-        judging: The verdicts on programs; None if samples are not programs, or not scored.
+        program_scoring: The verdicts on programs; None if samples are not programs, or not scored.
         verdicts: The verdicts that are known.
         rescore: Whether to score all samples, including those with cached verdicts.
     """
-    unjudged = as_code_execution_task(job.task) is not None and judging is None
+    unjudged = as_code_execution_task(job.task) is not None and program_scoring is None
     report = None
     totals = _Totals()
     if job.settings.score and not unjudged:
@@ -73,7 +73,13 @@ def build_results(
 
         rounds = rounds_of(job)
         score_samples(
-            job, run, on_sample, judging=judging, rounds=rounds, rescore=rescore, verdicts=verdicts
+            job,
+            run,
+            on_sample,
+            program_scoring=program_scoring,
+            rounds=rounds,
+            rescore=rescore,
+            verdicts=verdicts,
         )
         report = aggregate(job, scores, rounds, VoteInputs.of(run.path))
     else:
@@ -102,8 +108,8 @@ def build_results(
         results["stopping"] = rounds.to_json()
     if thinking := totals.tokens.summary():
         results["thinking"] = thinking
-    if judging:
-        results["judging"] = judging.summary()
+    if program_scoring:
+        results["judging"] = program_scoring.summary()
     return results, report
 
 

@@ -13,7 +13,7 @@ from treegen.evals.job import Job
 from treegen.evals.multiple_choice import pick_length_normalized
 from treegen.evals.scoring.verdict_cache import VerdictCache, hash_content
 from treegen.evals.task import Task
-from treegen.evals.task_calls import score_record, wrap_task_method
+from treegen.evals.task_calls import score_record, score_text, wrap_task_method
 from treegen.evals.verdict import Verdict, unify_answers
 from treegen.runs import RunDir
 
@@ -170,7 +170,7 @@ class RunVerdicts:
         if choice == record["text"] and type(task).verdicts is Task.verdicts:
             return verdicts
         if (problem.id, choice) not in self._of_choices:
-            self._of_choices[problem.id, choice] = task.score(problem, choice)
+            self._of_choices[problem.id, choice] = score_text(task, problem, choice)
         return self._of_choices[problem.id, choice]
 
     def is_for(self, job: Job) -> bool:

@@ -29,7 +29,7 @@ def score_samples(
     run: RunDir,
     on_sample: Callable[[dict[str, Any], SampleScore | None], None],
     *,
-    judging: ProgramScoring | None = None,
+    program_scoring: ProgramScoring | None = None,
     rounds: Rounds | None = None,
     rescore: bool = False,
     verdicts: RunVerdicts | None = None,
@@ -44,7 +44,7 @@ def score_samples(
         run: The run, open for reading.
         on_sample: Called with each stored sample and its score, which is None for a program
             without a verdict.
-        judging: The verdicts on programs; None if samples are not programs.
+        program_scoring: The verdicts on programs; None if samples are not programs.
         rounds: Early stopping; receives each sample too. None without early stopping.
         rescore: Whether to score all samples, including those with cached verdicts.
         verdicts: The verdicts that are known; by default those that `VerdictCache` has.
@@ -57,10 +57,10 @@ def score_samples(
     if verdicts is None or not verdicts.is_for(job):
         verdicts = RunVerdicts(job)
     scored: Iterable[tuple[dict[str, Any], Any, Any]]
-    if judging is None:
+    if program_scoring is None:
         scored = verdicts.read_unified(run, rescore=rescore)
     else:
-        scored = ((record, v := judging.verdicts(record), v) for record in run.records())
+        scored = ((record, v := program_scoring.verdicts(record), v) for record in run.records())
     for record, raw, verdicts_of_sample in scored:
         if rounds is not None:
             _add_sample(rounds, record, raw.get(headline) if raw else None)

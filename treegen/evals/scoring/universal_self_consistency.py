@@ -112,7 +112,7 @@ def pick_samples(
         llm: The model.
         most: Maximum number of samples to show, from the first, if prompts would be too long; None
             shows all.
-        stop: Polled after every step; once it returns a true value, the iteration ends.
+        stop: Called before every step; if it returns a true value, the iteration ends.
 
     Yields:
         (picks, problems) after every step.

@@ -26,7 +26,8 @@ from treegen.runs import RunDir
 from treegen.runs.files import parse_json
 
 FOLDER: Final = "TREEGEN_CACHE"
-"""The environment variable that names the folder; if it is empty, nothing is cached."""
+"""The environment variable with the absolute path of the folder. If it is empty or a relative path,
+nothing is cached."""
 
 _MIN_CACHED_SAMPLES: Final = 1000  # in smaller runs, scoring again is as fast as reading a cache
 _MAX_BYTES: Final = 1 << 28

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SCORES: Final = "scores.jsonl"
 """The file of scores in a run directory, by a verifier or by the user's own reward model."""
 _NO_LOGPROB: Final = "a sample without tokens has no log-probability"
-_HOW: Final = {
+_REMEDIES: Final = {
     "certainty": f"start a new run with {arg('self_certainty', True)}",
     "score": f"write the scores to {SCORES} in the run directory",
     "logprob": _NO_LOGPROB,
@@ -209,16 +209,16 @@ def explain_votes(
     reasons: dict[str, Message] = {}
     for name in names:
         if name == ALL:
-            every = [VoteRule.of(number).name for number in NUMBERS if number in available]
-            every += [USC] if inputs.picks else []
+            votes = [VoteRule.of(number).name for number in NUMBERS if number in available]
+            votes += [USC] if inputs.picks else []
         else:
-            every = [name if name == USC else VoteRule.of(name).name]
-        for vote in every:
+            votes = [name if name == USC else VoteRule.of(name).name]
+        for vote in votes:
             number = vote.partition(":")[0]
-            lacks = not (inputs.picks if vote == USC else number in available)
-            how = _HOW.get(number, f"start a new run with {arg('confidence=')}")
-            reasons[vote] = Message(f"some samples have no {number}; {how}" if lacks else "")
-            if not lacks and vote != USC:
+            is_missing = not (inputs.picks if vote == USC else number in available)
+            how = _REMEDIES.get(number, f"start a new run with {arg('confidence=')}")
+            reasons[vote] = Message(f"some samples have no {number}; {how}" if is_missing else "")
+            if not is_missing and vote != USC:
                 try:
                     check_weights(
                         VoteRule.of(vote),
@@ -321,8 +321,8 @@ def stop_tables(job: "Job", scores: Sequence[SampleScore], rounds: "Rounds") -> 
         first = job.settings.first_round
         kinds: dict[str, list[int]] = {"warm-up": [], "whole": [], "ended early": []}
         for sample in scores:
-            late = "ended early" if sample.finish_reason == STOPPED else "whole"
-            kinds["warm-up" if sample.sample_index < first else late].append(sample.num_tokens)
+            kind = "ended early" if sample.finish_reason == STOPPED else "whole"
+            kinds["warm-up" if sample.sample_index < first else kind].append(sample.num_tokens)
         rows = [
             (kind, len(group_values), sum(group_values)) for kind, group_values in kinds.items()
         ]

@@ -1,8 +1,9 @@
-"""The actions of a run's agents, stored as they happen, so that a killed run goes on from them.
+"""A journal of the actions of a run's agents, from which a resumed run continues.
 
-A resumed search takes the same steps again. Actions that the journal has are not run again: their
-observations are read. The first action that it does not have needs a live world, which is restored
-from the last snapshot of its branch. If there is none, the actions before it run again.
+A resumed search takes the same steps again. Actions in the journal are not run again: the search
+reads their stored observations. The first action that is not in the journal needs a live world,
+which is restored from the last snapshot of its branch. If there is no snapshot, the actions before
+it run again.
 
 An action is stored when it begins, and again with what it has shown when it ends. So a resumed run
 knows which actions may have run without an end.
@@ -24,7 +25,7 @@ from treegen.search.environments.protocol import Observation, call_key, check_ob
 
 LOCK_FILE: Final = "actions.lock"
 OBSERVE: Final = ToolCall("", {})
-"""What stands for `World.observe` in a journal."""
+"""The action that represents a call of `World.observe` in a journal."""
 
 _FORM_ERRORS: Final = (AttributeError, KeyError, OverflowError, TypeError, ValueError, WorldError)
 

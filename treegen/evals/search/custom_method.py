@@ -44,7 +44,7 @@ def find_method(name: str) -> Method:
 
     Raises:
         InputError: there is no such method, its file cannot be read or run, or it is not an async
-        function of a root.
+            function of a root.
     """
     if not is_custom_method(name):
         if name not in METHODS:
@@ -115,9 +115,9 @@ def read_setting_names(name: str) -> set[str] | None:
             case ast.Name(id="tools"):
                 num_unknown += 1
             case ast.Attribute(value=ast.Name(id="tools"), attr=tool):
-                num_unknown -= tool != "knobs"
+                num_unknown -= tool != "settings"
                 settings |= {"propose", "expand"} if tool == "propose" else set()
-            case ast.Attribute(value=ast.Attribute(ast.Name(id="tools"), "knobs"), attr=setting):
+            case ast.Attribute(value=ast.Attribute(ast.Name(id="tools"), "settings"), attr=setting):
                 num_unknown -= 1
                 settings.add(setting)
     return None if num_unknown else settings

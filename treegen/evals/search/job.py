@@ -91,7 +91,7 @@ def check_prompts_fit(job: SearchJob, model_info: "ModelInfo") -> None:
     Raises:
         InputError: the prompts are chats, and the model has no chat template.
         CapacityError: a prompt leaves no room for a whole solution in the model's context.
-        CacheFullError: a prompt does not fit in memory with one.
+        CacheFullError: a prompt does not fit in memory with a whole solution.
     """
     if job.settings.environment is not None:
         ToolTurns(model_info.tokenizer, ())  # raises without a chat template

@@ -1,9 +1,4 @@
-"""An environment whose actions are stored as they happen, so that a resumed run goes on from them.
-
-A resumed search takes the same steps again. Actions that the journal has are not run again: their
-observations are read. The first action that it does not have needs a live world, which is restored
-from the last snapshot of its branch. If there is none, the actions before it run again.
-"""
+"""An environment that stores its actions in a journal; see `search.action_journal`."""
 
 from __future__ import annotations
 
@@ -43,12 +38,12 @@ class JournaledEnvironment:
 
     `start` takes an `Episode`.
 
-    If the environment keeps snapshots, each state is snapshotted as soon as it is reached. While a
-    search goes on, a snapshot is spare once no world and no stored state is in its state: only
-    another branch with the same actions can reach the state again, in this or in a resumed run.
-    The oldest of more than 64 spare snapshots of a search is deleted, and the oldest of all are
-    until there is room for a new one. If such a branch comes, its actions run again from the
-    nearest snapshot, with a warning.
+    If the environment keeps snapshots, each new state is snapshotted. While a search runs, a
+    snapshot without users (worlds or stored states in its state) is spare: only another branch with
+    the same actions may need it, in this or in a resumed run. If a search has more than 64 spare
+    snapshots, the oldest is deleted. If there is no room for a new snapshot, the oldest spare
+    snapshots of all searches are deleted until there is. A branch that needs a deleted snapshot
+    runs its actions again from the nearest earlier one, with a warning.
     When a search stops, its snapshots stay for a resumed run until its record is stored.
 
     Attributes:
@@ -167,7 +162,7 @@ class JournaledEnvironment:
         return name
 
     async def save(self, world: World) -> str:
-        """Return the id of a new snapshot of a world; there is room without spare snapshots."""
+        """Return the id of a new snapshot, after deleting spare ones until there is room."""
         await self.delete_finished()
         while True:
             try:
@@ -178,7 +173,7 @@ class JournaledEnvironment:
                 await self._delete(next(iter(self._spare)))
 
     async def _snapshot(self, world: World) -> str:
-        """Return the id of a new snapshot. One that comes too late for the caller is deleted."""
+        """Return the id of a new snapshot. If the caller no longer waits, it is deleted."""
         limited = limit_time(world.snapshot(), "a snapshot", 2 * self._max_seconds)
         saving = asyncio.ensure_future(limited)
         try:
@@ -210,13 +205,13 @@ class JournaledEnvironment:
             return None
 
     def hold(self, inner: str | None) -> None:
-        """Count a world or a stored state that is in the state of a snapshot."""
+        """Add a user of a snapshot: a world or a stored state in its state."""
         if inner is not None:
             self._num_users[inner] += 1
             self._spare.pop(inner, None)
 
     async def release(self, inner: str | None, episode: Episode) -> None:
-        """Count a world or a stored state less, and delete a snapshot that nothing needs any more.
+        """Remove a user of a snapshot, and delete the snapshot if nothing needs it any more.
 
         Args:
             inner: The snapshot; None if there is none.
@@ -344,7 +339,7 @@ class _JournaledWorld:
         return observation, snapshot
 
     async def _move(self, snapshot: str | None) -> None:
-        """Be in the state of a snapshot, and in that of no other; None if the state has none."""
+        """Become a user of a snapshot in place of the previous one; None if the state has none."""
         before, self._snapshot = self._snapshot, snapshot
         self._environment.hold(snapshot)
         await self._environment.release(before, self._episode)
@@ -369,7 +364,7 @@ class _JournaledWorld:
             await self.leave()
 
     async def leave(self) -> None:
-        """Count for the snapshot of the state no more. The live world, if there is one, stays."""
+        """Stop using the snapshot of the state. The live world, if there is one, stays."""
         await self._move(None)
 
     async def _end_world(self) -> None:
@@ -427,7 +422,7 @@ class _JournaledWorld:
         return world
 
     async def _restore(self) -> tuple[World, int]:
-        """Return a world in the last state that can be had, and how many actions led to it."""
+        """Restore the last snapshot on the path; return a world and its number of actions."""
         environment, search = self._environment, self._episode.search
         for length in range(len(self._path), -1, -1):
             snapshot = self._snapshot

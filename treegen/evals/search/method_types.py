@@ -74,7 +74,9 @@ def read_signature(
                 f"the / after {parameter.name}"
             )
         arguments.append(
-            Argument(parameter.name, _kind(parameter, function, label), parameter.default)
+            Argument(
+                parameter.name, _read_annotation(parameter, function, label), parameter.default
+            )
         )
     return tuple(arguments)
 
@@ -98,8 +100,8 @@ def read_values(
 
     names = [argument.name for argument in arguments]
     if unknown := [name for name in texts if name not in names and name not in also]:
-        takes = f"; known: {', '.join(names)}" if names else "; the method has no arguments"
-        hints = suggest_arguments(unknown, lambda name: did_you_mean(name, names), takes)
+        known = f"; known: {', '.join(names)}" if names else "; the method has no arguments"
+        hints = suggest_arguments(unknown, lambda name: did_you_mean(name, names), known)
         raise InputError(f"{label} has no argument {' and no '.join(map(repr, unknown))}{hints}")
     values = {}
     for argument in arguments:
@@ -127,7 +129,7 @@ def to_call_values(arguments: Sequence[Argument], values: Mapping[str, Any]) -> 
     }
 
 
-def _kind(parameter: inspect.Parameter, function: Callable[..., Any], label: str) -> Any:
+def _read_annotation(parameter: inspect.Parameter, function: Callable[..., Any], label: str) -> Any:
     kind = parameter.annotation
     if isinstance(kind, str):
         try:
@@ -178,27 +180,27 @@ def _value(kind: Any, text: str) -> Any:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         value = _value(parts[0], text)
-        return value if all(_is_within(value, bound) for bound in _bounds(parts)) else _no()
+        return value if all(_is_within(value, bound) for bound in _bounds(parts)) else _reject()
     if origin is Literal:
-        return {str(part): part for part in parts}[text] if text in map(str, parts) else _no()
+        return {str(part): part for part in parts}[text] if text in map(str, parts) else _reject()
     if origin in (typing.Union, types.UnionType):
         if types.NoneType in parts and text.lower() == "none":
             return None
         for part in parts:
             try:
-                return _value(part, text) if part is not types.NoneType else _no()
+                return _value(part, text) if part is not types.NoneType else _reject()
             except ValueError:
                 continue
-        return _no()
+        return _reject()
     if origin in (tuple, list):
         return [_value(parts[0], word.strip()) for word in text.split(",") if word.strip()]
     if kind is bool:
-        return TRUTHS[text.lower()] if text.lower() in TRUTHS else _no()
+        return TRUTHS[text.lower()] if text.lower() in TRUTHS else _reject()
     if kind is int:
-        return int(text) if re.fullmatch(r"[-+]?[0-9]{1,18}", text) else _no()
+        return int(text) if re.fullmatch(r"[-+]?[0-9]{1,18}", text) else _reject()
     if kind is float:
         number = float(text)
-        return number if math.isfinite(number) else _no()
+        return number if math.isfinite(number) else _reject()
     return text
 
 
@@ -210,7 +212,7 @@ def _is_within(value: float, bound: Minimum | Maximum) -> bool:
     return value >= bound.value if isinstance(bound, Minimum) else value <= bound.value
 
 
-def _no() -> Any:
+def _reject() -> Any:
     raise ValueError
 
 
@@ -246,8 +248,8 @@ def _tuples_to_lists(value: Any) -> Any:
 
 # Ways to choose the answer from the solutions that a method has found.
 CHOOSE: Final = {
-    "best": "the one that the evaluation finds best",
-    "vote": "the answer of most weight, each solution weighing what the evaluation makes of it",
+    "best": "the answer of the solution with the highest value",
+    "vote": "the answer whose solutions have the largest sum of values, each from 0 to 1",
 }
 # Ways that all tasks share; a task may have further ways.
 PROPOSE: Final = ("sample",)
@@ -288,7 +290,7 @@ class MethodContext(Protocol):
 
     root: "SearchNode"
     """The root of the problem's tree."""
-    knobs: TreeSettings
+    settings: TreeSettings
     """The settings that shape the tree."""
     checkable: bool
     """Whether the problem alone decides if a solution is correct."""

@@ -52,8 +52,8 @@ async def mcts(
         on.propose,
         _choose_evaluator(on),
         on.done,
-        iterations=on.knobs.iterations,
-        c=on.knobs.exploration,
+        iterations=on.settings.iterations,
+        c=on.settings.exploration,
         batch=batch,
         rules=MCTSRules(virtual, reward, backup, output),
         priors=likelihood_priors if priors == "likelihood" else None,
@@ -83,8 +83,8 @@ async def rstar(on: "MethodContext", *, batch: Count = 8, checks: Count = 4) -> 
         combine_proposers(on.propose, to_the_end),
         _choose_evaluator(on),
         on.done,
-        iterations=on.knobs.iterations,
-        c=on.knobs.exploration,
+        iterations=on.settings.iterations,
+        c=on.settings.exploration,
         batch=batch,
         **get_tree_limits(on),
     )
@@ -108,7 +108,7 @@ async def ab_mcts(
         on.step,
         on.chance,
         on.done,
-        iterations=on.knobs.iterations,
+        iterations=on.settings.iterations,
         rule=rule,
         batch=batch,
         **get_tree_limits(on),
@@ -227,8 +227,8 @@ async def lats(
         on.done,
         on.chance,
         learn,
-        iterations=on.knobs.iterations,
-        c=on.knobs.exploration,
+        iterations=on.settings.iterations,
+        c=on.settings.exploration,
         num_lessons=lessons,
         **get_tree_limits(on),
     )
@@ -244,18 +244,18 @@ def _choose_evaluator(on: "MethodContext") -> "Evaluate":
     """Return the evaluation of new states: by rollouts from them, if the settings request any."""
     from treegen.search.evaluate import rollouts
 
-    num = on.knobs.rollouts
+    num = on.settings.rollouts
     play = on.finish if on.is_agent else None
     return rollouts(num, on.done, on.chance, play=play) if num else on.chance
 
 
 def get_tree_limits(on: "MethodContext") -> dict[str, Any]:
     """Return the limits of every method's tree: a depth, and that equal states are kept once."""
-    return {"depth": on.knobs.depth, "state": on.state}
+    return {"depth": on.settings.depth, "state": on.state}
 
 
 async def _sample(on: MethodContext) -> "SearchOutcome":
-    """Draw one solution; if the task can check different solutions, draw `width` at once."""
+    """Draw one solution; if the task can check solutions, draw up to `width` at once."""
     from treegen.search.budget import BudgetReached
     from treegen.search.strategies.best_of_n import best_of_n
     from treegen.search.tree.result import SearchOutcome
@@ -267,7 +267,7 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
         return SearchOutcome(only, (only,))
     params = on.root.search.params
     try:
-        max_samples = on.knobs.width if params.temperature else 1
+        max_samples = on.settings.width if params.temperature else 1
         fitting = on.root.search.max_fitting_samples(max_samples, params.max_tokens)
         samples = await on.root.sample(max(1, fitting))
     except BudgetReached as end:
@@ -279,13 +279,13 @@ async def _best_of_n(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.best_of_n import best_of_n
 
     play = on.finish if on.is_agent else None
-    return await best_of_n(on.root, on.knobs.num_samples, on.evaluate, play=play)
+    return await best_of_n(on.root, on.settings.num_samples, on.evaluate, play=play)
 
 
 async def _majority(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.majority import majority
 
-    max_samples, batch = on.knobs.num_samples, on.knobs.width
+    max_samples, batch = on.settings.num_samples, on.settings.width
     return await majority(on.root, on.answer, max_samples=max_samples, batch=batch)
 
 
@@ -305,20 +305,20 @@ async def _search_tree(on: MethodContext, strategy: str, **options: Any) -> "Sea
 
 
 async def _beam(on: MethodContext) -> "SearchOutcome":
-    return await _search_tree(on, "beam:beam", width=on.knobs.width)
+    return await _search_tree(on, "beam:beam", width=on.settings.width)
 
 
 async def _dvts(on: MethodContext) -> "SearchOutcome":
-    return await _search_tree(on, "beam:dvts", subtrees=on.knobs.width)
+    return await _search_tree(on, "beam:dvts", subtrees=on.settings.width)
 
 
 async def _bfs(on: MethodContext) -> "SearchOutcome":
-    options = {"breadth": on.knobs.width, "solutions": _limit_solutions(on)}
+    options = {"breadth": on.settings.width, "solutions": _limit_solutions(on)}
     return await _search_tree(on, "tree_of_thoughts:bfs", **options)
 
 
 async def _dfs(on: MethodContext) -> "SearchOutcome":
-    threshold = on.knobs.prune_below
+    threshold = on.settings.prune_below
     options = {"prune_below": -math.inf if threshold is None else threshold}
     return await _search_tree(on, "tree_of_thoughts:dfs", **options, solutions=_limit_solutions(on))
 
@@ -326,7 +326,7 @@ async def _dfs(on: MethodContext) -> "SearchOutcome":
 async def _rebase(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.rebase import rebase
 
-    width = on.knobs.width * on.knobs.expand
+    width = on.settings.width * on.settings.expand
     return await rebase(on.root, on.step, on.chance, on.done, width=width, **get_tree_limits(on))
 
 

@@ -63,7 +63,7 @@ def run_searches(
     *,
     stop: Callable[[], object] = lambda: None,
     value_function: "ValueFunction | None" = None,
-    no_room: dict[str, CacheFullError] | None = None,
+    cache_full_errors: dict[str, CacheFullError] | None = None,
     agent: "RunAgent | None" = None,
 ) -> Iterator[RunProgress]:
     """Search the problems that a run is missing and store each search as it ends.
@@ -75,8 +75,9 @@ def run_searches(
         stop: Called during and after every search; if it returns a true value, the iteration ends.
             Searches that had finished by then, or before an error, are in the run.
         value_function: From `searcher.load_value_function`; by default it is loaded here.
-        no_room: A dict to fill with the errors of searches that run out of memory, by search name.
-            These searches are not stored; a resume with more memory searches them again.
+        cache_full_errors: A dict to fill with the errors of searches that run out of memory, by
+            search name. These searches are not stored; a resume with more memory searches them
+            again.
         agent: The agent of the run; None for a task that is solved by text.
 
     Yields:
@@ -99,8 +100,8 @@ def run_searches(
                 if result.stopped_by in not_done:
                     continue
                 if isinstance(result.value, CacheFullError):
-                    if no_room is not None:
-                        no_room[result.name] = result.value
+                    if cache_full_errors is not None:
+                        cache_full_errors[result.name] = result.value
                     continue
                 record = make_record(job, result, agent)
                 run.append(record)

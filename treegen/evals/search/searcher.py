@@ -44,10 +44,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SOLVED: Final = StopReason.SOLVED.value
-LOST: Final = "wrong or leads nowhere"
+PRUNED_REASON: Final = "wrong or leads nowhere"
 POLL_SECONDS = 0.2
 # Lower than the mean log-probability of any state that is not a dead end.
-_LOST: Final = -1e6
+_DEAD_END_VALUE: Final = -1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class ValueFunction:
 
     evaluate: Evaluate
     """Returns the values of nodes."""
-    lost: float
+    dead_end: float
     """The value of a dead end."""
-    won: float
+    solved: float
     """The value of a correct solution."""
     chance: Callable[[float], float]
     """Maps a value to a scale from 0 to 1."""
@@ -105,7 +105,7 @@ def general_value_function(
     function = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
     if function is None:
         return None
-    return ValueFunction(function, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))
+    return ValueFunction(function, _DEAD_END_VALUE, 0.0, lambda value: math.exp(min(0.0, value)))
 
 
 class TaskSearch:
@@ -142,7 +142,7 @@ class TaskSearch:
         self._interrupted, self._value_function = interrupted, value_function
 
     @cached_property
-    def _general(self) -> ValueFunction | None:
+    def _shared_value_function(self) -> ValueFunction | None:
         return self._value_function or load_value_function(self._data, self._settings)
 
     def __reduce__(self) -> tuple[Callable[..., "TaskSearch"], tuple[object, ...]]:
@@ -153,7 +153,7 @@ class TaskSearch:
     async def __call__(self, root: SearchNode) -> SearchOutcome | CacheFullError:
         """Search the problem of a root."""
         problem = self._problems[root.search.name]
-        how = self._general
+        how = self._shared_value_function
         if how is None:  # one of the task's own ways to evaluate states
             worth = self._task.search_defaults.worth
             evaluate = self._task.evaluate(problem, self._settings.evaluate)
@@ -212,7 +212,7 @@ class Searcher:
         method: Method,
     ) -> None:
         self.root, self.checkable = root, task.checkable
-        self.knobs: TreeSettings = settings
+        self.settings: TreeSettings = settings
         self._task, self._problem, self._settings = task, problem, settings
         self._value, self._is_solved = value_function, False
         self._method = method
@@ -231,10 +231,12 @@ class Searcher:
             self._check()
             spent = usage.tokens_decoded
             outcome = await self._method.run(self, **self._arguments)
-            right = self._right()
-            if right is not None:
-                remaining = tuple(node for node in outcome.candidates if node is not right)
-                return replace(outcome, best=right, candidates=(right, *remaining), stopped=SOLVED)
+            correct = self._find_correct()
+            if correct is not None:
+                remaining = tuple(node for node in outcome.candidates if node is not correct)
+                return replace(
+                    outcome, best=correct, candidates=(correct, *remaining), stopped=SOLVED
+                )
             if self._settings.choose == "vote" and not self._method.votes:
                 outcome = await self._vote(outcome)
             again = self.checkable and self.root.search.stopped is None
@@ -251,7 +253,7 @@ class Searcher:
             await assess([node for node in outcome.candidates if node.value is None], evaluate)
         return vote(outcome, self.answer, self._weight)
 
-    def _right(self) -> SearchNode | None:
+    def _find_correct(self) -> SearchNode | None:
         """Return the first correct solution in the tree, if the task can check solutions.
 
         Nodes that are not pruned come first: a pruned one may be the duplicate of another.
@@ -266,7 +268,7 @@ class Searcher:
         nodes.sort(key=lambda node: node.pruned)
         return next((node for node in nodes if self._check_solved(node)), None)
 
-    def _ask(self, method: Callable[P, T]) -> Callable[P, T]:
+    def _wrap(self, method: Callable[P, T]) -> Callable[P, T]:
         return wrap_task_method(method, self._task.name, self._problem.id)
 
     # The functions that strategies call
@@ -277,7 +279,7 @@ class Searcher:
 
     def done(self, node: SearchNode) -> bool:
         """Return whether a node ends a solution."""
-        return self._is_over(node) or self._ask(self._task.done)(self._problem, self._text(node))
+        return self._is_over(node) or self._wrap(self._task.done)(self._problem, self._text(node))
 
     def _is_over(self, node: SearchNode) -> bool:
         """Return whether the model ended the text, by a token or a stop string of solutions."""
@@ -289,11 +291,11 @@ class Searcher:
 
     def state(self, node: SearchNode) -> Hashable:
         """Return the state of a node, and whether the model has ended its text."""
-        return self._ask(self._task.state)(self._problem, self._text(node)), is_ended(node)
+        return self._wrap(self._task.state)(self._problem, self._text(node)), is_ended(node)
 
     def answer(self, node: SearchNode) -> str | None:
         """Return the answer of a solution; None if it has none."""
-        return self._ask(self._task.answer)(self._problem, self._text(node))
+        return self._wrap(self._task.answer)(self._problem, self._text(node))
 
     def _weight(self, node: SearchNode) -> float:
         """Return the vote weight of a solution; 0 if the budget ended before it was evaluated."""
@@ -318,21 +320,21 @@ class Searcher:
 
     def instruct(self, node: SearchNode, text: str) -> SearchNode:
         """Append an instruction to a node, such as a request for feedback."""
-        return node.extend(self._ask(self._task.instruction)(text))
+        return node.extend(self._wrap(self._task.instruction)(text))
 
     async def propose(self, node: SearchNode) -> Sequence[SearchNode]:
         """Make next steps in the way named by the settings."""
         if self._settings.propose == "sample":
             return await self.step(node, self._settings.expand)
         self._check()
-        way = self._ask(self._task.propose)(self._problem, self._settings.propose)
+        way = self._wrap(self._task.propose)(self._problem, self._settings.propose)
         return self._prune_checked(await way(node))
 
     async def evaluate(self, nodes: Sequence[SearchNode]) -> list[float]:
         """Return the values of nodes; nodes that a check settles are not evaluated."""
         self._check()
-        plain = {node: value for node in nodes if (value := self._plain(node)) is not None}
-        self._is_solved |= self._value.won in plain.values() and self.checkable
+        plain = {node: value for node in nodes if (value := self._settled_value(node)) is not None}
+        self._is_solved |= self._value.solved in plain.values() and self.checkable
         unknown = [node for node in nodes if node not in plain]
         judged = dict(
             zip(unknown, await self._value.evaluate(unknown) if unknown else (), strict=True)
@@ -352,27 +354,27 @@ class Searcher:
     def _prune_checked(self, nodes: Sequence[SearchNode]) -> list[SearchNode]:
         survivors = []
         for node in nodes:
-            value = self._plain(node)
-            if value == self._value.won:
+            value = self._settled_value(node)
+            if value == self._value.solved:
                 node.value, self._is_solved = value, True
-            if value == self._value.lost:
-                node.value, node.pruned, node.pruned_because = value, True, LOST
+            if value == self._value.dead_end:
+                node.value, node.pruned, node.pruned_because = value, True, PRUNED_REASON
                 node.free()
             else:
                 survivors.append(node)
         return survivors
 
-    def _plain(self, node: SearchNode) -> float | None:
+    def _settled_value(self, node: SearchNode) -> float | None:
         """Return the value of a node that a check finds correct, wrong or a dead end, else None."""
         text, checkable = self._text(node), self.checkable
         if checkable and self._check_solved(node):
-            return self._value.won
-        if self._ask(self._task.done)(self._problem, text):
-            return self._value.lost if checkable else None
-        is_dead_end = self._ask(self._task.state)(self._problem, text) is None
-        return self._value.lost if is_dead_end or (checkable and self._is_over(node)) else None
+            return self._value.solved
+        if self._wrap(self._task.done)(self._problem, text):
+            return self._value.dead_end if checkable else None
+        is_dead_end = self._wrap(self._task.state)(self._problem, text) is None
+        return self._value.dead_end if is_dead_end or (checkable and self._is_over(node)) else None
 
     def _check_solved(self, node: SearchNode) -> bool:
-        return node is not self.root and self._ask(self._task.is_solved)(
+        return node is not self.root and self._wrap(self._task.is_solved)(
             self._problem, self._text(node)
         )

@@ -53,7 +53,7 @@ _RECORDED_NAMES: Final = (
     "environment",
     "forces_calls",
 )
-_DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
+_SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 # Values of these settings in runs of versions without them. run.json leaves these values out.
 _OLD_VALUES: Final[dict[str, Any]] = {
     "rollouts": 0,
@@ -65,7 +65,7 @@ _OLD_VALUES: Final[dict[str, Any]] = {
     "environment": None,
     "forces_calls": False,
 }
-_OF_AGENTS: Final = ("environment", "forces_calls")
+_AGENT_SETTINGS: Final = ("environment", "forces_calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,13 @@ class SearchSettings(BaseSettings, TreeSettings):
     """All settings of a search run; every default is filled in."""
 
     COMPUTED: ClassVar = ("step", "whole")
-    CHOICES: ClassVar = (*_DRAW, *PENALTIES, "max_tokens", "step_tokens", "also_arguments")
+    CHOICES: ClassVar = (
+        *_SAMPLING_NAMES,
+        *PENALTIES,
+        "max_tokens",
+        "step_tokens",
+        "also_arguments",
+    )
     FREE: ClassVar = ("concurrency", "place", "verifier_memory", "max_live")
     PACE: ClassVar = ("concurrency", "verifier_memory", "max_live")
 
@@ -147,7 +153,7 @@ class SearchSettings(BaseSettings, TreeSettings):
         argument = (
             f"; pass -a {setting}=VALUE to set its argument" if setting in self.arguments else ""
         )
-        return f"on {self.method}, which does not read tools.knobs.{setting}{argument}"
+        return f"on {self.method}, which does not read tools.settings.{setting}{argument}"
 
     def _read_setting_names(self) -> Collection[str] | None:
         """Return the settings that the method reads; None if they are unknown."""
@@ -200,7 +206,7 @@ class SearchSettings(BaseSettings, TreeSettings):
                 if name != "actions" or limit is not None  # older runs do not have it
             },
             "draw": {
-                **{name: getattr(self.step, name) for name in _DRAW},
+                **{name: getattr(self.step, name) for name in _SAMPLING_NAMES},
                 **self.step.penalties,
                 "step_tokens": self.step.max_tokens,
                 "max_tokens": self.whole.max_tokens,
@@ -305,7 +311,7 @@ def resolve_search_settings(
     ways = (*PROPOSE, *defaults.propose)
     # Each way to evaluate has its own scale; the default is on the scale of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
-    draw = select(choices, (*_DRAW, *PENALTIES))
+    draw = select(choices, (*_SAMPLING_NAMES, *PENALTIES))
     step, sample_params = (
         replace(default, **{"seed": default.seed or 0, **draw})
         for default in (defaults.step, defaults.whole)
@@ -357,7 +363,7 @@ def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
     Raises:
         RunError: the run is not a search run.
     """
-    absent = {name: value for name, value in _OLD_VALUES.items() if name not in _OF_AGENTS}
+    absent = {name: value for name, value in _OLD_VALUES.items() if name not in _AGENT_SETTINGS}
     return last_choices(info, "search", groups=("search", "draw"), names=("budget",), absent=absent)
 
 

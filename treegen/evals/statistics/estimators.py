@@ -197,8 +197,9 @@ def adjusted_difference(
     """Return the adjusted mean of paired differences that lie in [-1, 1].
 
     It is the mean of `mean_interval`, with two imaginary differences, one on either side of the
-    mean at the distance `reach`, clipped to [-1, 1]. For right and wrong answers these are -1 and
-    1, as Bonett and Price (2012) add them to paired proportions. For shares they are closer.
+    mean at the distance from `imaginary_distance`, clipped to [-1, 1]. For right and wrong answers
+    these are -1 and 1, as Bonett and Price (2012) add them to paired proportions. For shares they
+    are closer.
 
     With clusters, the distance follows from the mean difference of each cluster. A mean over few
     problems deviates more than a mean over many, unless all problems of a cluster have the same
@@ -221,7 +222,7 @@ def adjusted_difference(
     deviations *= np.sqrt(
         (correlation + (1 - correlation) / size) / (correlation + (1 - correlation) / number)
     )
-    distance = float(reach(deviations, 1 + abs(mean), total / size))
+    distance = float(imaginary_distance(deviations, 1 + abs(mean), total / size))
     return _compute_adjusted_mean(
         sums, sizes, max(-1.0, mean - distance), min(1.0, mean + distance)
     )
@@ -238,7 +239,7 @@ def adjusted_rows(differences: _Floats) -> tuple[_Floats, _Floats, float]:
     """
     num = differences.shape[1]
     mean = differences.mean(axis=1)
-    distance = reach(differences - mean[:, None], 1 + abs(mean), num)
+    distance = imaginary_distance(differences - mean[:, None], 1 + abs(mean), num)
     low, high = np.maximum(-1.0, mean - distance), np.minimum(1.0, mean + distance)
     center = (differences.sum(axis=1) + low + high) / (num + 2)
     squares = ((differences - center[:, None]) ** 2).sum(axis=1)
@@ -246,7 +247,7 @@ def adjusted_rows(differences: _Floats) -> tuple[_Floats, _Floats, float]:
     return center, np.sqrt(squares / ((num + 1) * (num + 2))), num + 1.0
 
 
-def reach(deviations: _Floats, farthest: float | _Floats, number: float) -> _Floats:
+def imaginary_distance(deviations: _Floats, farthest: float | _Floats, number: float) -> _Floats:
     """Return how far from the mean two imaginary observations lie.
 
     It is the largest of three distances:

@@ -130,10 +130,13 @@ def _codes(verdicts: Sequence[Verdict]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
 
 def _counts(codes_ON: _Ints, num_answers: int, batch: int) -> tuple[_Ints, _Ints]:
     """Return the votes of each answer after each round, [O, R, A], and the ends of rounds, [R]."""
-    num = codes_ON.shape[1]
+    num_orders, num = codes_ON.shape
     ends = np.array([*range(batch, num, batch), num], dtype=np.int64)
-    is_vote = codes_ON[..., None] == np.arange(num_answers)
-    counts_ORA: _Ints = is_vote.cumsum(axis=1)[:, ends - 1]
+    shape = num_orders, len(ends), num_answers
+    order, sample = np.nonzero(codes_ON >= 0)
+    cell = (order * len(ends) + sample // batch) * num_answers + codes_ON[order, sample]
+    counts = np.bincount(cell, minlength=math.prod(shape)).reshape(shape)
+    counts_ORA: _Ints = counts.cumsum(axis=1)
     return counts_ORA, ends
 
 

@@ -202,7 +202,7 @@ def _score(
 
     rounds = rounds_of(job)
     with nullcontext() if judging is None else closing(judging):
-        score_samples(job, run, collect, judging=judging, rounds=rounds, rescore=True)
+        score_samples(job, run, collect, program_scoring=judging, rounds=rounds, rescore=True)
     report = _to_json_value(aggregate(job, scores, rounds, VoteInputs.of(run.path)).to_json())
     verdicts = sorted(
         [
