@@ -258,8 +258,8 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
             [Group(start, stop, 9 + stop, longest) for start, stop in starts],
             [Group(i, i + 1, 1 + i % 5, longest + 30) for i in range(rows) if merges],
         ]
-        levels = [level for level in groups if level]
-        case = make_case(levels, [longest + 60] * rows, heads=heads, round_to=dtype)
+        present = [level for level in groups if level]
+        case = make_case(present, [longest + 60] * rows, heads=heads, round_to=dtype)
         keys, values, levels = paged(case, dtype, 4)
         return (
             case,
