@@ -209,7 +209,8 @@ class WorkerPool:
 
     def add_joined_gpus(self) -> list[WorkerSlot]:
         """Start workers on GPUs that have joined the Ray cluster; return their slots."""
-        if not self.adds_joined_gpus or time.monotonic() < self._look_due:
+        is_due = time.monotonic() >= self._look_due and not self.session.is_server_down
+        if not self.adds_joined_gpus or not is_due:
             return []
         self._look_due = time.monotonic() + _POLL_SECONDS
         free = int(self.session.get_free_resources().get("GPU", 0))
