@@ -119,9 +119,13 @@ class RaySession:
                     f"Ray failed to start: {reason:.300}; end earlier Ray processes with `ray stop`"
                 ) from error
 
-    def describe_failure(self) -> str:
-        """Return a message about an ended process of Ray; empty while Ray works."""
-        return self._monitor.describe_failure()
+    def describe_failure(self, *, at_once: bool = False) -> str:
+        """Return a message about an ended process of Ray; empty while Ray works.
+
+        Args:
+            at_once: Check now. Default: use a check of the last moments if there is one.
+        """
+        return self._monitor.describe_failure(at_once=at_once)
 
     @property
     def is_server_down(self) -> bool:
@@ -133,12 +137,17 @@ class RaySession:
         resources: dict[str, float] = self.ray.available_resources()
         return resources
 
+    def is_death(self, error: Exception) -> bool:
+        """Return whether Ray's error about a worker says that its process died."""
+        names = "RayActorError", "WorkerCrashedError", "OutOfMemoryError"
+        return isinstance(error, tuple(getattr(self.ray.exceptions, name) for name in names))
+
     def describe_worker_error(self, error: Exception) -> str:
         """Describe Ray's error about a worker in one line."""
         exceptions = self.ray.exceptions
         if isinstance(error, exceptions.OutOfMemoryError):
             return "Ray ended its process, because its machine ran out of memory"
-        if isinstance(error, exceptions.RayActorError | exceptions.WorkerCrashedError):
+        if self.is_death(error):
             return "its process died; the kernel may have killed it to free memory (see dmesg)"
         if isinstance(error, exceptions.RayTaskError):  # its own text is a traceback
             error = error.cause
@@ -237,10 +246,10 @@ class RayMonitor:
         self.refused_since: float | None = None
         self._failure = ""
 
-    def describe_failure(self) -> str:
+    def describe_failure(self, *, at_once: bool = False) -> str:
         """Return a message about an ended process; empty while all are alive."""
         now = time.monotonic()
-        if self._failure or now - self._last < _POLL_SECONDS:
+        if self._failure or (now - self._last < _POLL_SECONDS and not at_once):
             return self._failure
         self._last = now
         if self._raylet is not None and _refuses(self._raylet):
