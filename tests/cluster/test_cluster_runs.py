@@ -1,5 +1,6 @@
 """Runs of workers: the samples of one engine, whoever began them and whoever dies on the way."""
 
+import contextlib
 import json
 import os
 import random
@@ -15,7 +16,17 @@ from typing import Any
 import pytest
 from cli_cases import Command, assert_same_samples, copy_part, results_of, run_command
 
-from treegen import LLM, AsyncLLM, Cluster, InputError, WorkerError, evaluate, open_run, search_task
+from treegen import (
+    LLM,
+    AsyncLLM,
+    Cluster,
+    InputError,
+    ModelWarning,
+    WorkerError,
+    evaluate,
+    open_run,
+    search_task,
+)
 from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job, prepare_job
@@ -133,6 +144,31 @@ def test_if_no_worker_is_left_the_run_says_so_and_goes_on_later(
         _go_on(path, alone, kill=1)
     assert treegen("eval", "--resume", path, "-q").code == 0
     assert_same_samples(path, whole)
+
+
+def test_a_worker_that_dies_while_it_starts_is_restarted(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died, options = tmp_path / "died", dict[str, Any](workers=2, memory="4MiB")
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_once() -> None:
+        with contextlib.suppress(FileExistsError):
+            died.touch(exist_ok=False)
+            die()
+
+    with pytest.warns(ModelWarning, match=r"worker \d is restarted: its process died"):
+        started = Cluster(str(tiny), before=[die_once], **options)
+    with started:
+        assert started.num_workers == 2 and started.generate(["one", "two"])
+    monkeypatch.setattr(worker_pool, "MAX_FAILURES", 1)
+    with (
+        pytest.warns(ModelWarning, match=r"worker \d is given up: its process died"),
+        pytest.raises(WorkerError, match=r"no worker is left .*worker 1: its process .* again"),
+    ):
+        Cluster(str(tiny), before=[die], **options)
 
 
 def _descendants(pid: int) -> set[int]:

@@ -20,7 +20,10 @@ from processes import descendants, living
 
 from treegen.llm.cluster import ray_session
 from treegen.llm.cluster.dispatcher import Dispatcher, WorkItem
-from treegen.llm.cluster.ray_session import RayMonitor
+from treegen.llm.cluster.placement import Placement
+from treegen.llm.cluster.ray_session import RayMonitor, RaySession
+from treegen.llm.cluster.worker import from_checkpoint
+from treegen.llm.cluster.worker_pool import WorkerPool
 
 EVAL = shlex.split(
     "eval gsm8k --num-fewshot 1 -L 4 -n 100 --max-tokens 80 -q --memory 4MiB -b 6 --dtype float32"
@@ -41,15 +44,32 @@ def test_a_process_that_listens_no_more_is_told_of(monkeypatch: pytest.MonkeyPat
         here = SimpleNamespace(
             get_node_id=lambda: "a", gcs_address=f"127.0.0.1:{server.getsockname()[1]}"
         )
-        ray: Any = SimpleNamespace(get_runtime_context=lambda: here, nodes=lambda: [node])
+        ray: Any = SimpleNamespace(
+            get_runtime_context=lambda: here,
+            nodes=lambda: [node],
+            is_initialized=lambda: False,
+            init=lambda **_: None,
+        )
         monkeypatch.setattr(ray_session, "_POLL_SECONDS", 0.0)
-        both, of_server = RayMonitor(ray), RayMonitor(ray)
-        of_server._raylet = None  # a driver on a machine that is no node
+        monkeypatch.setattr(ray_session, "_import_ray", lambda private: ray)
+        both, of_server = RayMonitor(ray, patience=60.0), RayMonitor(ray, patience=60.0)
+        private = RaySession(Placement("cpu", 1), 1)
+        # A driver on a machine that is no node.
+        of_server._raylet = private._monitor._raylet = None
         assert not both.describe_failure() and not of_server.describe_failure()
     assert "raylet died" in both.describe_failure() and "raylet died" in both.describe_failure()
-    assert not of_server.describe_failure()  # it may start again
-    monkeypatch.setattr(ray_session, "_PATIENCE", 0.0)
+    assert not private.describe_failure() and private.is_server_down
+    assert "gcs_server died" in private.describe_failure()
+    assert not of_server.describe_failure() and not of_server.describe_failure()  # may start again
+    monkeypatch.setattr(of_server, "_patience", 0.0)
     assert "gcs_server died" in of_server.describe_failure()
+
+
+def test_no_gpus_are_looked_for_while_rays_server_is_down() -> None:
+    """The call would wait for the server, and Ray would end this process meanwhile."""
+    session: Any = SimpleNamespace(is_server_down=True, get_free_resources=None)
+    pool = WorkerPool(session, {}, (), from_checkpoint, 0, 1, 1, adds_joined_gpus=True)
+    assert not pool.add_joined_gpus()
 
 
 def test_a_dealer_leaves_out_what_is_open_and_what_waits() -> None:

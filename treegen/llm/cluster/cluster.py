@@ -18,7 +18,7 @@ from treegen.errors import InputError
 from treegen.llm import LLM
 from treegen.llm.arguments import missing_attribute
 from treegen.llm.base import BaseLLM
-from treegen.llm.cluster.cluster_run import ClusterRun, make_no_workers_error
+from treegen.llm.cluster.cluster_run import ClusterRun
 from treegen.llm.cluster.dispatcher import (
     Dispatcher,
     WorkItem,
@@ -38,7 +38,7 @@ from treegen.llm.cluster.placement import Placement, parse_placement
 from treegen.llm.cluster.ray_session import RaySession
 from treegen.llm.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
 from treegen.llm.cluster.worker import from_checkpoint, make_llm_options
-from treegen.llm.cluster.worker_pool import WorkerPool, max_threads
+from treegen.llm.cluster.worker_pool import WorkerPool, make_no_workers_error, max_threads
 from treegen.model.options import EngineOptions, check_known
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt

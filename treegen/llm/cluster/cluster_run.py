@@ -19,7 +19,14 @@ from treegen.llm.cluster.dispatcher import (
 )
 from treegen.llm.cluster.jobs import Result, WorkerJob, pickle_job
 from treegen.llm.cluster.worker import TurnResult
-from treegen.llm.cluster.worker_pool import NO_ROOM, PATIENCE, WaitTimer, WorkerPool, WorkerSlot
+from treegen.llm.cluster.worker_pool import (
+    NO_ROOM,
+    PATIENCE,
+    WaitTimer,
+    WorkerPool,
+    WorkerSlot,
+    make_no_workers_error,
+)
 
 _NOT_SUMMED: Final = ("seconds", "page_size", "impl", "kernels")  # fields of Usage
 TURN_SECONDS: Final = 0.25
@@ -346,12 +353,6 @@ class ClusterRun:
             self.closed = True
             for slot in self._shares:
                 slot.actor.end.remote(self._id)
-
-
-def make_no_workers_error(slots: Iterable[WorkerSlot]) -> WorkerError:
-    """Return the error to raise when all workers have been given up."""
-    reason = "; ".join(f"{slot.name}: {slot.reason}" for slot in slots if slot.reason)
-    return WorkerError(f"no worker is left ({reason})")
 
 
 def sum_usages(usages: Sequence[Usage], total: Usage) -> None:

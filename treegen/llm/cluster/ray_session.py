@@ -28,7 +28,7 @@ _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0,
 _SETTINGS: Final = b"\x04"
 _POLL_SECONDS: Final = 0.2  # seconds between checks that Ray's processes are alive
 _CONNECT_SECONDS: Final = 5.0  # limit of a connection; a process that is silent may be busy
-# Seconds in which Ray's server may restart. Ray ends this process after 60, without a message.
+# Seconds in which the server of a Ray cluster may restart. Ray ends this process after 60.
 _PATIENCE: Final = 40.0
 _GONE: Final = (
     "Ray stopped, because Ray's process {} died; the kernel may have killed the process (see dmesg)"
@@ -75,27 +75,31 @@ class RaySession:
         if placement.address not in (None, "auto"):
             _check_answers(placement.address)
         self.ray: Any = _import_ray(private=placement.address is None)
-        self._monitor: RayMonitor | None = None
         self._is_ours = not self.ray.is_initialized()  # otherwise the caller ends it
-        if not self._is_ours:
-            return
-        if (address := placement.address) is not None:
-            try:
-                self._init(address=address)
-            except WorkerError as error:
-                raise InputError(
-                    f"cannot join the Ray cluster at {address}: {error}; check that this machine "
-                    "is a node of the cluster, with the same versions of Ray and Python"
-                ) from error
-            return
-        with _set_visible_gpus(placement.gpus):
-            self._init(
-                address="local",
-                num_cpus=cpus,
-                num_gpus=len(placement.gpus),
-                object_store_memory=_OBJECT_STORE,
-                include_dashboard=False,
-            )
+        patience = _PATIENCE
+        if self._is_ours and placement.address is not None:
+            self._join(placement.address)
+        elif self._is_ours:
+            patience = 0.0  # nothing restarts the server
+            with _set_visible_gpus(placement.gpus):
+                self._init(
+                    address="local",
+                    num_cpus=cpus,
+                    num_gpus=len(placement.gpus),
+                    object_store_memory=_OBJECT_STORE,
+                    include_dashboard=False,
+                )
+        with defer_signals():
+            self._monitor = RayMonitor(self.ray, patience)
+
+    def _join(self, address: str) -> None:
+        try:
+            self._init(address=address)
+        except WorkerError as error:
+            raise InputError(
+                f"cannot join the Ray cluster at {address}: {error}; check that this machine "
+                "is a node of the cluster, with the same versions of Ray and Python"
+            ) from error
 
     def _init(self, **options: Any) -> None:
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -115,23 +119,35 @@ class RaySession:
                     f"Ray failed to start: {reason:.300}; end earlier Ray processes with `ray stop`"
                 ) from error
 
-    def describe_failure(self) -> str:
-        """Return a message about an ended process of Ray; empty while Ray works."""
-        if self._monitor is None:
-            self._monitor = RayMonitor(self.ray)
-        return self._monitor.describe_failure()
+    def describe_failure(self, *, at_once: bool = False) -> str:
+        """Return a message about an ended process of Ray; empty while Ray works.
+
+        Args:
+            at_once: Check now. Default: use a check of the last moments if there is one.
+        """
+        return self._monitor.describe_failure(at_once=at_once)
+
+    @property
+    def is_server_down(self) -> bool:
+        """Whether Ray's server did not listen at the last check, so that calls of Ray may block."""
+        return self._monitor.refused_since is not None
 
     def get_free_resources(self) -> dict[str, float]:
         """Return the free resources of all nodes together."""
         resources: dict[str, float] = self.ray.available_resources()
         return resources
 
+    def is_death(self, error: Exception) -> bool:
+        """Return whether Ray's error about a worker says that its process died."""
+        names = "RayActorError", "WorkerCrashedError", "OutOfMemoryError"
+        return isinstance(error, tuple(getattr(self.ray.exceptions, name) for name in names))
+
     def describe_worker_error(self, error: Exception) -> str:
         """Describe Ray's error about a worker in one line."""
         exceptions = self.ray.exceptions
         if isinstance(error, exceptions.OutOfMemoryError):
             return "Ray ended its process, because its machine ran out of memory"
-        if isinstance(error, exceptions.RayActorError | exceptions.WorkerCrashedError):
+        if self.is_death(error):
             return "its process died; the kernel may have killed it to free memory (see dmesg)"
         if isinstance(error, exceptions.RayTaskError):  # its own text is a traceback
             error = error.cause
@@ -198,12 +214,20 @@ def _set_visible_gpus(gpus: tuple[int, ...]) -> Iterator[None]:
 class RayMonitor:
     """Checks Ray's processes by their ports.
 
-    If the raylet dies, Ray ends this process some seconds later, without a message. Until then
-    calls of Ray block.
+    If the raylet dies, Ray ends this process some seconds later, without a message, and a minute
+    after its server dies. Until then calls of Ray block.
+
+    Attributes:
+        refused_since: Time since which Ray's server refuses connections; None while it listens.
     """
 
-    def __init__(self, ray: Any) -> None:
-        """Find the processes of the connected module `ray`."""
+    def __init__(self, ray: Any, patience: float) -> None:
+        """Find the processes of Ray, which must all be alive.
+
+        Args:
+            ray: The connected module.
+            patience: Seconds in which Ray's server may restart.
+        """
         here = ray.get_runtime_context()
         node_id = here.get_node_id()
         host, _, port = here.gcs_address.rpartition(":")
@@ -217,23 +241,24 @@ class RayMonitor:
             ),
             None,
         )
+        self._patience = patience
         self._last = time.monotonic()
-        self._refused: float | None = None  # time since which the server refuses connections
+        self.refused_since: float | None = None
         self._failure = ""
 
-    def describe_failure(self) -> str:
+    def describe_failure(self, *, at_once: bool = False) -> str:
         """Return a message about an ended process; empty while all are alive."""
         now = time.monotonic()
-        if self._failure or now - self._last < _POLL_SECONDS:
+        if self._failure or (now - self._last < _POLL_SECONDS and not at_once):
             return self._failure
         self._last = now
         if self._raylet is not None and _refuses(self._raylet):
             self._failure = _GONE.format("raylet")
         elif not _refuses(self._server):
-            self._refused = None
-        elif self._refused is None:
-            self._refused = now
-        elif now - self._refused > _PATIENCE:
+            self.refused_since = None
+        elif self.refused_since is None:
+            self.refused_since = now
+        elif now - self.refused_since > self._patience:
             self._failure = _GONE.format("gcs_server")
         return self._failure
 

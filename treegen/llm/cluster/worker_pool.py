@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -110,7 +110,10 @@ class WorkerPool:
     _placement_timer: WaitTimer = field(default_factory=WaitTimer)
 
     def start(self, count: int) -> None:
-        """Start workers and wait until all have loaded the model; raise the first error."""
+        """Start workers and wait until all have loaded the model; raise the first error.
+
+        As in a run, a worker that dies is restarted, or given up after MAX_FAILURES deaths.
+        """
         self.starting = True
         self.slots = [WorkerSlot(number) for number in range(count)]
         with defer_signals():
@@ -134,13 +137,16 @@ class WorkerPool:
     def _poll_loading(self) -> None:
         self.session.ray.wait([s.loading for s in self.slots if s.loading], timeout=_TURN)
         for slot in self.slots:
+            failures = slot.failures
             self.poll_slot(slot)
-            if gone := self.session.describe_failure():
+            has_died = slot.failures > failures
+            if gone := self.session.describe_failure(at_once=has_died):
                 raise WorkerError(f"{slot.name} cannot be started: {gone}; try again")
-            if slot.over or (slot.failures and slot.loaded is None):
-                raise WorkerError(
-                    f"{slot.name} cannot be started: {slot.reason}; start the run again"
-                )
+            if all(each.over for each in self.slots):
+                raise WorkerError(f"{make_no_workers_error(self.slots)}; start the run again")
+            if has_died:
+                action = "given up" if slot.over else "restarted"
+                warnings.warn(f"{slot.name} is {action}: {slot.reason}", ModelWarning, stacklevel=2)
         if self.has_no_room():
             raise WorkerError(NO_ROOM)
 
@@ -170,14 +176,17 @@ class WorkerPool:
         if slot.loading is None or not ray.wait([slot.loading], timeout=0)[0]:
             return False
         answer, slot.loading = slot.loading, None
+        has_died = False
         try:
             result: WorkerInfo | WorkerFailure = ray.get(answer)
         except ray.exceptions.RayError as error:
-            self.replace_worker(slot, self.session.describe_worker_error(error))
-            return False
+            result = WorkerFailure(self.session.describe_worker_error(error))
+            has_died = self.session.is_death(error)
         if isinstance(result, WorkerFailure):
-            if result.error is not None and self.starting:
-                raise result.error
+            if self.starting and not has_died:
+                raise result.error or WorkerError(
+                    f"{slot.name} cannot be started: {result.reason:.300}; start the run again"
+                )
             self.replace_worker(slot, result.reason)
             return False
         if not self.starting and result.device not in self.devices:
@@ -209,7 +218,8 @@ class WorkerPool:
 
     def add_joined_gpus(self) -> list[WorkerSlot]:
         """Start workers on GPUs that have joined the Ray cluster; return their slots."""
-        if not self.adds_joined_gpus or time.monotonic() < self._look_due:
+        is_due = time.monotonic() >= self._look_due and not self.session.is_server_down
+        if not self.adds_joined_gpus or not is_due:
             return []
         self._look_due = time.monotonic() + _POLL_SECONDS
         free = int(self.session.get_free_resources().get("GPU", 0))
@@ -228,6 +238,12 @@ class WorkerPool:
             if slot.actor is not None and not slot.over:
                 slot.over = True
                 self.session.ray.kill(slot.actor)
+
+
+def make_no_workers_error(slots: Iterable[WorkerSlot]) -> WorkerError:
+    """Return the error to raise when all workers have been given up."""
+    reason = "; ".join(f"{slot.name}: {slot.reason}" for slot in slots if slot.reason)
+    return WorkerError(f"no worker is left ({reason})")
 
 
 def max_threads() -> int:
