@@ -264,10 +264,8 @@ def _build_score(verdict: Any) -> Score:
 
 
 def _build_message(turn: Mapping[str, Any]) -> models.ChatMessage:
-    content = turn.get("content") or ""
-    text = content if isinstance(content, str) else str(content)
     kind: Any = _TURNS.get(str(turn.get("role")), models.ChatMessageUser)
-    return kind(content=replace_surrogates(text))  # type: ignore[no-any-return]
+    return kind(content=replace_surrogates(str(turn["content"] or "")))  # type: ignore[no-any-return]
 
 
 def _iter_spans(tree: StoredTree, time: str) -> Iterator[Any]:
