@@ -124,6 +124,15 @@ def test_ids_of_any_length_are_imported(tmp_path: Path, problem_id: str, is_name
         assert [problem.id for problem in load_run(back).problems] == [problem_id]
 
 
+def test_lm_evals_files_have_the_filters_of_tokens(
+    make_own_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    filters = {"top_p": 0.9, "top_k": 5, "min_p": 0.01}
+    results, _ = export_run(make_own_run("filtered", **filters), "lm-eval", tmp_path / "logs")
+    (back,) = import_log(results, tmp_path / "back")
+    assert KeySettings.of(load_run(back)).values.items() >= filters.items()
+
+
 @pytest.mark.parametrize("to", ["inspect", "lm-eval"])
 def test_the_system_text_of_a_log_is_compared(
     told: Path, make_own_run: Callable[..., Path], tmp_path: Path, to: str

@@ -171,7 +171,7 @@ def _build_results(run: ExportedRun, samples: list[logs.EvalSample]) -> logs.Eva
         for vote in report.majority:
             if vote.filter == name and vote.value is not None:
                 metrics[f"maj@{vote.k}"] = logs.EvalMetric(name=f"maj@{vote.k}", value=vote.value)
-        scored = sum(bool(sample.scores) for sample in samples)
+        scored = sum(name in (sample.scores or {}) for sample in samples)
         scores.append(
             logs.EvalScore(
                 name=name,

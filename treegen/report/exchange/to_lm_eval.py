@@ -244,6 +244,7 @@ def _describe_generation(run: ExportedRun) -> dict[str, Any]:
         "max_gen_toks": sampling.get("max_tokens"),
         "temperature": sampling.get("temperature"),
         "do_sample": bool(sampling.get("temperature")),
+        **{k: sampling[k] for k in ("top_p", "top_k", "min_p") if sampling.get(k) is not None},
     }
 
 
