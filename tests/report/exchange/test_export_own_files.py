@@ -90,6 +90,25 @@ def test_every_eval_ever_lists_the_references(told: Path, tmp_path: Path) -> Non
     assert references == {"a": ["24"], "b": ["7", "seven"]}
 
 
+@pytest.mark.parametrize(
+    ("group_field", "unit"), [("topic", "clusters of problems"), ("", "problems")]
+)
+def test_every_eval_ever_names_the_unit_of_intervals(
+    tmp_path: Path, group_field: str, unit: str
+) -> None:
+    rows = [{"question": f"{i}?", "answer": "1", "topic": f"t{i % 2}"} for i in range(4)]
+    data = write_jsonl(tmp_path / "own.jsonl", rows)
+    fields = {"group_field": group_field} if group_field else {}
+    run = tmp_path / "run"
+    evaluate(
+        "jsonl", model="demo", data=data, task_args=fields, max_tokens=2, output=run, progress=False
+    )
+    aggregate, _ = export_run(run, "every-eval-ever", tmp_path)
+    for result in json.loads(aggregate.read_text())["evaluation_results"]:
+        interval = result["score_details"]["uncertainty"]["confidence_interval"]
+        assert interval["method"] == f"adjusted t interval over {unit}"
+
+
 @pytest.mark.parametrize("to", ["inspect", "lm-eval"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_run_equals_its_export(
