@@ -142,24 +142,25 @@ def _collect_metrics(
         are_tasks_of_lm_eval: Whether lm-eval defines the tasks, so that a report may have several.
     """
     report, tables = run.view.report, _Tables()
-    own = _task_name(run.view.task)
+    run_task = _task_name(run.view.task)
     for row in report.metrics if report else ():
-        name = _task_name(row.task) if are_tasks_of_lm_eval else own  # other tasks add a label
-        of_task = tables.values.setdefault(name, {"name": name, "alias": name})
-        of_task[f"{row.metric},{row.filter}"] = row.value
-        of_task[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
+        name = _task_name(row.task) if are_tasks_of_lm_eval else run_task  # others add a label
+        values = tables.values.setdefault(name, {"name": name, "alias": name})
+        values[f"{row.metric},{row.filter}"] = row.value
+        values[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
         tables.better.setdefault(name, {})[row.metric] = row.higher_is_better
         tables.shots[name], tables.versions[name] = row.num_fewshot, _parse_version(row.version)
-    for name in (own, *rows):
+    for name in (run_task, *rows):
         tables.values.setdefault(name, {"name": name, "alias": name})
         tables.versions.setdefault(name, _parse_version(run.version))
         tables.shots.setdefault(name, None)
         tables.better.setdefault(name, {})
     for vote in report.majority if report else ():
-        tables.values[own][f"maj@{vote.k},{vote.filter}"] = vote.value
+        values = tables.values[run_task]
+        values[f"maj@{vote.k},{vote.filter}"] = vote.value
         error = "N/A" if vote.stderr is None else vote.stderr
-        tables.values[own][f"maj@{vote.k}_stderr,{vote.filter}"] = error
-        tables.better[own][f"maj@{vote.k}"] = True
+        values[f"maj@{vote.k}_stderr,{vote.filter}"] = error
+        tables.better[run_task][f"maj@{vote.k}"] = True
     for name, lines in rows.items():
         tables.values[name]["sample_len"] = len({line["doc_id"] for line in lines})
     return tables
