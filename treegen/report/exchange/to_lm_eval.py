@@ -4,7 +4,8 @@ A problem is a document. For a run of `lm-eval:TASK`, documents, requests and lo
 those that lm-eval logs; a group has a file of samples for each of its tasks. The samples of a
 problem are the responses of one request. `filtered_resps` has the answer of each, and a metric of a
 document is the mean over its responses. lm-eval has no field for verdicts on single responses, so
-they are in an additional field, `by_response`; `problem_id` and `group` are treegen's, too.
+they are in an additional field, `by_response`; `problem_id`, `group`, `question` and `reference`
+are treegen's, too.
 """
 
 import hashlib
