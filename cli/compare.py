@@ -97,7 +97,7 @@ def command(
 
 
 def _warn_of_certificates(run_a: Path, run_b: Path) -> list[str]:
-    """Print warnings about the certificates of two runs; return what differs beside the model."""
+    """Warn of differences between the certificates of two runs, and return all but the model."""
     from treegen.cli.terminal.render import notice
     from treegen.report.certify.document import FILE, find_other_conditions, load_own_certificate
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from treegen.llm import LLM
 
 # The options that a user would type for each part; the others have the demo model's defaults.
-_WORDS: Final = {"task": "gsm8k", "limit": "20"}
+_QUESTIONS: Final = {"task": "gsm8k", "limit": "20"}
 _GRID: Final = {
     "task": "needle-grid",
     "extra": {"lengths": "2000-14000/5", "depths": "0-100/6"},
@@ -158,7 +158,7 @@ def _plan(tour: _Tour) -> None:
     from treegen.evals.config.eval_settings import resolve_eval_settings
     from treegen.evals.job import load_job
 
-    echo(str(tour.llm.plan(load_job(resolve_eval_settings(demo.fill_defaults(_WORDS))).tree)))
+    echo(str(tour.llm.plan(load_job(resolve_eval_settings(demo.fill_defaults(_QUESTIONS))).tree)))
 
 
 def _vote(tour: _Tour) -> None:
@@ -167,7 +167,7 @@ def _vote(tour: _Tour) -> None:
     from treegen.evals.progress.usage import format_sharing
     from treegen.report.tables import format_interval, number
 
-    result = tour.evaluate(_WORDS)
+    result = tour.evaluate(_QUESTIONS)
     report = result.report
     assert report is not None
     votes = [row for row in report.majority if row.filter == report.majority[0].filter]

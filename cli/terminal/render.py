@@ -51,7 +51,7 @@ def read_run(path: Path, reading: Mapping[str, Any]) -> RunView:
 
 
 def echo(text: str, *, always: bool = False) -> None:
-    """Print to stdout, in ASCII if the stream accepts nothing else.
+    """Print to stdout, in ASCII if the stream cannot encode the text.
 
     With --quiet nothing is printed, nor with --json, because stdout then holds the JSON document
     alone.

@@ -322,3 +322,18 @@ def test_given_variances_suffice_for_one_sample(tmp_path: object, treegen: Comma
     given = ("--between", "0.1", "--within", "0.1")
     assert treegen("power", "--run", run, *given).document["num_problems"] == 8
     assert treegen("power", "--run", run, *given, "--half-width", "0.1").code == 0
+
+
+def test_problems_with_one_sample_of_an_unfinished_run_are_left_out(
+    tmp_path: Path, treegen: Command
+) -> None:
+    whole = make_run(tmp_path / "whole", num_problems=6)
+    part = make_run(tmp_path / "part", num_problems=8, done=[8] * 6 + [1, 0])
+    names = ("between", "within", "num_estimated_from")
+    documents = [treegen("power", "--run", run).document for run in (whole, part)]
+    assert [[document[name] for name in names] for document in documents] == [
+        [documents[0][name] for name in names]
+    ] * 2
+    few = make_run(tmp_path / "few", num_problems=2, done=[8, 1])
+    done = treegen("power", "--run", few)
+    assert f"the run {few} has 1; choose another run, or pass --between" in done.error

@@ -307,7 +307,7 @@ def test_searches_are_shown_and_compared(treegen: Command, tmp_path: Path) -> No
     assert "prefill" not in tables and "samples" not in tables
     one = treegen("show", run, "-p", view.problems[0].id).out
     assert f"--- search: {'solved' if solved[0] else 'unsolved'}, " in one
-    assert (index["unit"], index["fates"]) == ("searches", ["unsolved", "solved"])
+    assert (index["unit"], index["statuses"]) == ("searches", ["unsolved", "solved"])
     assert set(index["filters"][0]["status"]) == {"0", "1"}
     text = (run / "report.html").read_text(encoding="utf-8")
     assert "Why searches ended" in text and "12 searches of 12 problems" in text

@@ -118,6 +118,16 @@ def test_only_requests_for_this_server_are_answered(run: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_request_may_omit_port_80(run: Path) -> None:
+    with make_server(WatchedPage([run])) as server:
+        port, server.server_port = server.server_port, 80
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert ask(port, "/version", ("127.0.0.1",))[0] == 200
+        thread.join()
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_follows_the_run_and_leaves_it_alone(run: Path) -> None:
     now = [0.0]
     watched = WatchedPage([run], every=5, clock=lambda: now[0], cpu=lambda: 0.0)

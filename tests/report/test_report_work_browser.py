@@ -622,6 +622,36 @@ def test_samples_of_two_runs_stand_side_by_side(
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_last_sample_is_reached_over_missing_ones(tmp_path: Path, visit: Open) -> None:
+    runs = [make_run(tmp_path / name, num_problems=2, num_samples=4) for name in "ab"]
+    for run in runs:
+        lines = (run / "samples.jsonl").read_bytes().splitlines(keepends=True)
+        (run / "samples.jsonl").write_bytes(b"".join([lines[0], *lines[3:]]))
+    views = list(map(load_run, runs))
+    assert [sample.index for sample in views[0].problems[0].samples] == [0, 3]
+    write_page(views, tmp_path / "both.html", plots=False)
+    opened = visit(tmp_path / "both.html")
+    across = opened.page.locator(".across")
+    across.locator(".row", has_text="p0").first.click()
+    opened.wait(lambda: opened.place() == "#problem=p0&sample=0")
+    for index in range(1, 4):
+        across.get_by_text("sample \u25b8").click()
+        opened.wait(lambda at=index: opened.place() == f"#problem=p0&sample={at}")  # type: ignore[misc]
+    assert across.locator(".said .text").count() == 2
+
+
+def test_the_size_of_cached_parts_is_that_of_their_texts(page_path: Path, visit: Open) -> None:
+    sizes = visit(page_path).page.evaluate(
+        """() => Promise.all(["problems", "trees"].map(async (name) => {
+          const parts = new Parts(`run-1-${name}`, [0], 3);
+          const items = await parts.part(0);
+          return [parts.size, JSON.stringify(items).length];
+        }))"""
+    )
+    assert all(size >= length > 0 for size, length in sizes), sizes
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_hostile_text_stays_text_in_tables_and_pictures(tmp_path: Path, visit: Open) -> None:
     runs = []
     for seed in range(2):

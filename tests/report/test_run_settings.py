@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cli_cases import Command
-from report_cases import make_run
+from report_cases import edit_run, make_run, make_search_run
 
 from treegen import open_run
 from treegen.evals.problem import readable_reference
@@ -148,6 +148,36 @@ def test_power_has_the_size_of_the_run(runs: tuple[Path, Path], treegen: Command
     done = treegen("power", "--run", runs[0], "-n", "2,8", "--n-problems", 60)
     assert [row["num_samples"] for row in done.document["rows"]] == [2, 8]
     assert done.document["num_problems"] == 60
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "message"),
+    [
+        ("", "num_samples", "x", "num_samples must be int, got 'x'"),
+        ("", "task", "x", "task must be dict, got 'x'"),
+        ("", "data", None, "data must be dict, got None"),
+        ("task", "name", [1], "name must be str"),
+        ("sampling", "top_k", "x", "top_k must be int or null"),
+        ("sampling", "stop", [1], "an element of stop must be str, got 1"),
+        ("prompt", "system_instruction", {}, "system_instruction must be str or null"),
+        ("search", "method", {}, "method must be str"),
+        ("budget", "tokens", [], "tokens must be int or null"),
+    ],
+)
+def test_settings_of_a_wrong_type_are_an_error(
+    group: str, name: str, value: object, message: str, tmp_path: Path, treegen: Command
+) -> None:
+    make = make_search_run if group in ("search", "budget") else make_run
+    a, b = (make(tmp_path / name, num_problems=2) for name in "ab")
+
+    def edit(content: dict[str, Any]) -> None:
+        identity = content["settings"]["identity"]
+        (identity[group] if group else identity)[name] = value
+
+    edit_run(b, edit)
+    for words in (["show", b], ["compare", a, b, "--no-plots"], ["export", b, "--to", "lm-eval"]):
+        done = treegen(*words)
+        assert done.code == 2 and f"{b}/run.json: {message}" in done.error
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -84,7 +84,7 @@ class Difference:
     by_problem: tuple[float, ...]
     """The differences, in the order of the problems."""
     p_holm: float | None = None
-    """p_value adjusted for all lines of the comparison; None if there are fewer than three."""
+    """p_value adjusted for all lines of the comparison; None if only one line has a p-value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,12 @@ class TokenDifference:
     value: float
     """The mean of b minus a over problems."""
     low: float | None
-    """The lower bound of its 95% t interval over problems or clusters of problems; None for a
-    single one."""
+    """The lower bound of its 95% t interval over problems or clusters of problems; None if there
+    is only one, or if all differences are equal."""
     high: float | None
     """The upper bound of this interval."""
     p_value: float | None
-    """Of Student's paired t-test."""
+    """The p-value of Student's paired t-test; None without an interval."""
 
     @property
     def saved(self) -> float:

@@ -59,7 +59,8 @@ class Frames:
         """Return a frame with a row for each problem: its text, and the results of its samples.
 
         `accuracy` is the share of correct samples, `top_share` the share of the answer with most
-        votes and `vote` the share of a correct answer in the vote, all by the headline filter.
+        votes and `vote` the correctness of the vote (1/m if one of m tied answers is correct), all
+        by the headline filter.
 
         Raises:
             InputError: pandas is not installed.
@@ -85,7 +86,7 @@ class Frames:
         return _frame(rows, ["problem_id"])
 
     def metrics(self) -> "pandas.DataFrame":
-        """Return a frame with a row for each metric in results.json, including maj@k.
+        """Return a frame with a row for each metric of the run, including maj@k.
 
         Raises:
             InputError: pandas is not installed.

@@ -132,7 +132,7 @@ def build_page_data(
             "filters": [_filter_columns(view, filter) for filter in view.filters],
             "votes": view.votes,
             "unit": view.unit,
-            "fates": [UNSOLVED, SOLVED] if view.searched else [WRONG, RIGHT, INVALID, UNSCORED],
+            "statuses": [UNSOLVED, SOLVED] if view.searched else [WRONG, RIGHT, INVALID, UNSCORED],
             "prompts": _list_prompt_nodes(view),
             "trees": [_describe_tree(tree) for tree in view.trees],
             "text_starts": [start for start, _ in texts],

@@ -178,7 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Return whether the request names this server as its host; other sites' pages cannot."""
         hosts = self.headers.get_all("Host") or []
         port = self.server.server_port
-        return hosts in ([f"{name}:{port}"] for name in (HOST, "localhost"))
+        suffixes = (f":{port}", "") if port == 80 else (f":{port}",)  # browsers omit port 80
+        return hosts in ([name + suffix] for name in (HOST, "localhost") for suffix in suffixes)
 
     def _send(
         self, status: HTTPStatus, content: bytes, kind: str = "text/plain", *, body: bool

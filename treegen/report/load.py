@@ -35,6 +35,7 @@ from treegen.report.view import (
     ProblemView,
     RunView,
     Sample,
+    check_settings,
     describe_unread,
     read_trees,
     task_name,
@@ -186,6 +187,7 @@ def load_run(
     if os.path.exists(path / TREES) and not os.path.exists(path / "samples.jsonl"):
         return load_search_run(path, **options)
     with RunDir.open(path) as run:
+        check_settings(run.info, path)
         notices = list(run.notices)
         job = _load_job(run, options, notices)
         images = _load_images(path, notices)
@@ -206,7 +208,7 @@ def load_run(
             info=run.info,
             task=task_name(run.info),
             source=job.data.source if job else str(run.info.free.get("data") or ""),
-            num_samples=int(run.info.identity.get("num_samples", 1)),
+            num_samples=run.info.identity.get("num_samples", 1),
             problems=problems,
             filters=_order_filters(report, problems),
             report=report,

@@ -32,6 +32,7 @@ from treegen.report.view import (
     RunView,
     Sample,
     StoredTree,
+    check_settings,
     describe_unread,
     read_trees,
     task_name,
@@ -48,6 +49,7 @@ _SOLVED = "solved"
 def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
     """Read a search run; see `treegen.report.load.load_run`."""
     with SearchRunDir.open(path) as run:
+        check_settings(run.info, path)
         notices = list(run.notices)
         job = _load_job(run, options, notices)
         order = {problem_id: number for number, problem_id in enumerate(run.info.problem_ids)}

@@ -251,7 +251,7 @@ def _check_same_problems(a: RunView, b: RunView) -> None:
             f"{' and '.join(only)}; make both runs with the same {arg('data=')} and "
             f"{arg('limit=')}"
         )
-    data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
+    data = [settings_group(view.info, "data").get("problems") for view in (a, b)]
     if data[0] == data[1]:
         return
     for view in (a, b):
@@ -356,4 +356,5 @@ def _suggest_task(a: RunView, b: RunView) -> str:
 
 
 def _describe_task(task: Any) -> str:
-    return f"{task['name']} version {task['version']}" if isinstance(task, dict) else "no task"
+    is_task = isinstance(task, dict)
+    return f"{task.get('name')} version {task.get('version')}" if is_task else "no task"

@@ -63,6 +63,8 @@ def choose_variances(
 ) -> tuple[Variances, VariancesSource]:
     """Return the variances for a power analysis, and where each comes from.
 
+    If a run is unfinished, its problems with a single sample are left out.
+
     Args:
         runs: No, one or two runs; treegen can estimate the correlation only from two.
         between: The variance between problems; None estimates it from `runs`, or takes 0.1.
@@ -71,13 +73,23 @@ def choose_variances(
             from `runs`, or takes 0.5.
 
     Raises:
-        InputError: there are more than two runs, a run is not scored, or two runs have fewer than
-            two problems in common.
+        InputError: there are more than two runs, a run is not scored or has fewer than two
+            problems, or two runs have fewer than two problems in common.
     """
     if len(runs) > 2:
         raise InputError(f"{arg('runs=')} must be one or two runs, got {len(runs)}")
     is_known = None not in (between, within) and (len(runs) < 2 or correlation is not None)
-    counts_of_runs = [] if is_known else [_count_correct(run) for run in runs]
+    counts_of_runs = []
+    for run in () if is_known else runs:
+        min_samples = min(2, run.fixed or run.num_samples)
+        counts = {i: c for i, c in _count_correct(run).items() if c[1] >= min_samples}
+        if len(counts) < 2:
+            raise InputError(
+                "variances need at least two problems with two or more samples, and the run "
+                f"{run.path} has {len(counts)}; choose another run, or pass {arg('between=')} and "
+                f"{arg('within=')}"
+            )
+        counts_of_runs.append(counts)
     if len(counts_of_runs) == 2:
         shared = [i for i in counts_of_runs[0] if i in counts_of_runs[1]]
         if len(shared) < 2:

@@ -294,9 +294,9 @@ def differing_settings(a: KeySettings, b: KeySettings) -> tuple[str, ...]:
 def describe_random_numbers(a: "RunView", b: "RunView", *, is_similar: bool) -> str:
     """Return whether two runs drew with the same random numbers.
 
-    The result is "" if treegen did not draw both, or if they search by different methods.
-
-    The random numbers of a sample follow from the seed, its problem and its index.
+    The random numbers of a sample follow from the seed, its problem and its index. The result is ""
+    if treegen did not draw both runs, if a run is greedy or its seed is unknown, or if the runs
+    search by different methods.
 
     Args:
         a: The first run.

@@ -239,7 +239,7 @@ def _make_point(
         curve: Outcomes of the majority of each k.
         votes: Mean vote of the majority of each k.
         ids: Ids of the problems.
-        cache: Caches what replays share.
+        cache: The outcomes of rules for each problem.
     """
     full_votes = curve[max(curve)]
     tokens = _mean_tokens(outcomes)
@@ -251,8 +251,7 @@ def _make_point(
     low, high = difference_interval(differences, clusters)
     k = max(1, min(max(curve), round(tokens / _mean_tokens(curve[1]))))
     # A majority is as good if its vote is lower by rounding only.
-    good = [k for k, of_k in votes.items() if of_k >= vote.value - 1e-9]
-    same = 1 - tokens / _mean_tokens(curve[min(good)]) if good else None
+    good_ks = [k for k, mean_vote in votes.items() if mean_vote >= vote.value - 1e-9]
     return Point(
         name=name,
         vote=vote,
@@ -263,7 +262,7 @@ def _make_point(
         high=high,
         saved=1 - tokens / _mean_tokens(full_votes),
         vote_at_equal_tokens=_mean_vote(cache.replay_majority(ids, k)),
-        saved_at_equal_vote=same,
+        saved_at_equal_vote=1 - tokens / _mean_tokens(curve[min(good_ks)]) if good_ks else None,
     )
 
 

@@ -14,6 +14,7 @@ from treegen.evals.statistics.metrics import Report
 from treegen.evals.verdict import Verdict
 from treegen.runs import RecordFile
 from treegen.runs.images import RunImage, RunImages
+from treegen.runs.record_format import Types, check_types
 from treegen.search.tree.graphs import to_dot, to_mermaid, to_svg
 from treegen.search.tree.records import TreeNode, best_path
 
@@ -28,6 +29,25 @@ if TYPE_CHECKING:
 
 FILE: Final = "trees.jsonl"
 """The file of the searches of a run, with a record for each search."""
+_NONE: Final = type(None)
+_SAMPLING: Final[Types] = {
+    **dict.fromkeys(("temperature", "top_p", "min_p"), (int, float, _NONE)),
+    **dict.fromkeys(("top_k", "max_tokens", "seed"), (int, _NONE)),
+    "stop": (list, _NONE),
+}
+# Types of the settings that reports read, by the name of their group.
+_SETTINGS: Final[Mapping[str, Types]] = {
+    "task": {"name": (str,), "version": (str,)},
+    "data": {},
+    "sampling": _SAMPLING,
+    "draw": _SAMPLING,
+    "prompt": {"system_instruction": (str, _NONE)},
+    "search": {"method": (str,)},
+    "budget": {
+        **dict.fromkeys(("tokens", "calls", "nodes", "actions"), (int, _NONE)),
+        "seconds": (int, float, _NONE),
+    },
+}
 _REQUIRED_FIELDS: Final = ("depth", "text", "logprob", "n_tokens", "pruned")
 
 
@@ -375,6 +395,27 @@ def settings_group(info: "RunInfo", name: str) -> Mapping[str, Any]:
     """Return a group of a run's settings, such as "sampling"; empty if there is none."""
     group = info.identity.get(name)
     return group if isinstance(group, Mapping) else {}
+
+
+def check_settings(info: "RunInfo", path: Path) -> None:
+    """Check the types of the settings that reports read, because a run may be another person's.
+
+    Args:
+        info: The content of run.json.
+        path: The directory of the run, for the message.
+
+    Raises:
+        RunError: a setting has a wrong type.
+    """
+    identity = info.identity
+    try:
+        check_types(identity, {"num_samples": (int,), **dict.fromkeys(_SETTINGS, (dict,))})
+        for name, types in _SETTINGS.items():
+            check_types(identity.get(name, {}), types)
+        for stop in identity.get("sampling", {}).get("stop") or ():
+            check_types({"an element of stop": stop}, {"an element of stop": (str,)})
+    except ValueError as error:
+        raise RunError(f"{path}/run.json: {error}; restore the file from a copy") from None
 
 
 def count_equal_samples(a: RunView, b: RunView, left_out: Container[str]) -> tuple[int, int]:

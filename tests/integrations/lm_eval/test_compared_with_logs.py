@@ -180,6 +180,12 @@ def test_a_group_is_exported_as_its_tasks(folder: Path, tmp_path: Path) -> None:
     scores = json.loads(aggregate.read_text())["evaluation_results"]
     ids = {score["evaluation_result_id"]: score["evaluation_name"] for score in scores}
     assert len(ids) == len(scores) and set(names) <= set(ids.values())
+    sizes = {
+        name: json.loads(results.read_text())["n-samples"][name]["effective"] for name in names
+    }
+    for score in scores:
+        num_problems = score["score_details"]["uncertainty"]["num_samples"]
+        assert num_problems == sizes.get(score["evaluation_name"], sum(sizes.values()))
     for line in rows.read_text().splitlines():
         document = json.loads(line)
         task = document["sample_id"].partition("/")[0]

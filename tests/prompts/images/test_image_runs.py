@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from browsing import Visit
 from cli_cases import Command, samples_of, write_jsonl
+from image_cases import encode_image
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen.errors import RunError
+from treegen.report.exchange import export_run
 from treegen.report.html_page import write_page
 from treegen.report.html_page_data import build_page_data, make_thumbnails
 from treegen.report.load import load_run
@@ -206,6 +208,25 @@ def test_the_page_shows_them(run: Path, visit: Callable[..., Visit]) -> None:
     names = page.locator(".samples .detail figcaption").all_inner_texts()
     assert "1.png" in names[1] and "onerror" in names[0]
     opened.check()
+
+
+def test_exports_name_the_images_of_prompts(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai")
+    pandas = pytest.importorskip("pandas")
+    image = {"bytes": encode_image(picture(0)), "path": "1.png"}
+    row = {"questionId": "1", "question": "What?", "answers": ["1"], "image": image}
+    pandas.DataFrame([row]).to_parquet(tmp_path / "data.parquet")
+    from treegen import evaluate
+
+    run = tmp_path / "run"
+    choices: dict[str, Any] = {"model": str(model), "data": str(tmp_path / "data.parquet")}
+    evaluate("docvqa", **choices, images=True, output=str(run), max_tokens=4, progress=False)
+    (inspect,) = export_run(run, "inspect", tmp_path / "log.json")
+    (sample,) = json.loads(inspect.read_text())["samples"]
+    assert sample["input"][0]["content"].startswith("[image 1.png]\nWhat?")
+    _, samples = export_run(run, "lm-eval", tmp_path)
+    (message,) = json.loads(json.loads(samples.read_text())["arguments"]["gen_args_0"]["arg_0"])
+    assert message["content"] == sample["input"][0]["content"]
 
 
 def test_a_run_that_ends_before_its_first_sample_leaves_no_images(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ from treegen.report.certify.document import (
     Certificate,
     canonical,
     find_differences,
+    find_other_conditions,
     read_certificate,
 )
 from treegen.report.certify.signature import HEADER
@@ -585,6 +587,35 @@ def test_compare_and_exports_know_certificates(
     stored = json.loads(log.read_text())["eval"]["metadata"]["treegen"]["certificate"]
     assert stored["sha256"] == certificate.sha256
     assert not list(find_differences(stored["content"], json.loads(content)))
+
+
+def test_settings_of_a_certificate_may_have_any_content(certified: Path) -> None:
+    certificate, _ = read_certificate(certified / "run" / "certificate.json")
+    run = certificate.run.model_copy(update={"settings": {"model": "x"}})
+    changed = certificate.model_copy(update={"run": run})
+    assert not find_other_conditions(changed, changed)
+
+
+def test_signers_may_have_any_name_in_a_locale_of_ascii(tmp_path: Path) -> None:
+    program = tmp_path / "ssh-keygen"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    (tmp_path / "c.sig").write_bytes(HEADER)
+    (tmp_path / "signers").write_text("ssh-ed25519 AAAAx \u00e9\n", encoding="utf-8")
+    code = (
+        "from pathlib import Path; from treegen.report.certify.signature import verify; "
+        "print(verify(b'{}', Path('c.sig'), Path('signers')))"
+    )
+    locale = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, **locale, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "no signer in signers made the signature" in done.stdout, done.stderr
 
 
 def test_a_program_that_does_not_end_or_start_is_an_error(

@@ -90,6 +90,25 @@ def test_every_eval_ever_lists_the_references(told: Path, tmp_path: Path) -> Non
     assert references == {"a": ["24"], "b": ["7", "seven"]}
 
 
+@pytest.mark.parametrize(
+    ("group_field", "unit"), [("topic", "clusters of problems"), ("", "problems")]
+)
+def test_every_eval_ever_names_the_unit_of_intervals(
+    tmp_path: Path, group_field: str, unit: str
+) -> None:
+    rows = [{"question": f"{i}?", "answer": "1", "topic": f"t{i % 2}"} for i in range(4)]
+    data = write_jsonl(tmp_path / "own.jsonl", rows)
+    fields = {"group_field": group_field} if group_field else {}
+    run = tmp_path / "run"
+    evaluate(
+        "jsonl", model="demo", data=data, task_args=fields, max_tokens=2, output=run, progress=False
+    )
+    aggregate, _ = export_run(run, "every-eval-ever", tmp_path)
+    for result in json.loads(aggregate.read_text())["evaluation_results"]:
+        interval = result["score_details"]["uncertainty"]["confidence_interval"]
+        assert interval["method"] == f"adjusted t interval over {unit}"
+
+
 @pytest.mark.parametrize("to", ["inspect", "lm-eval"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_run_equals_its_export(
@@ -122,6 +141,15 @@ def test_ids_of_any_length_are_imported(tmp_path: Path, problem_id: str, is_name
             continue
         (back,) = import_log(export_run(run, to, tmp_path / path)[0], tmp_path / f"{path}-back")
         assert [problem.id for problem in load_run(back).problems] == [problem_id]
+
+
+def test_lm_evals_files_have_the_filters_of_tokens(
+    make_own_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    filters = {"top_p": 0.9, "top_k": 5, "min_p": 0.01}
+    results, _ = export_run(make_own_run("filtered", **filters), "lm-eval", tmp_path / "logs")
+    (back,) = import_log(results, tmp_path / "back")
+    assert KeySettings.of(load_run(back)).values.items() >= filters.items()
 
 
 @pytest.mark.parametrize("to", ["inspect", "lm-eval"])

@@ -109,6 +109,23 @@ def test_a_concurrently_created_file_is_kept(around: Path, monkeypatch: pytest.M
     assert content(around / "new") == {"samples.jsonl": hashlib.sha256(b"another's").hexdigest()}
 
 
+def test_a_file_that_appears_in_one_directory_ends_the_import_of_all(
+    around: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = write_lm_eval(around.parent / "log", {"one": generated_rows(), "two": generated_rows()})
+    before, calls = content(around), []
+
+    def other_writes(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            (around / "new" / "two" / "samples.jsonl").write_text("another's")
+
+    monkeypatch.setattr("treegen.report.exchange.external_log.write_results", other_writes)
+    with pytest.raises(RunError, match="another program wrote to the directory"):
+        import_log(log, around / "new")
+    assert content(around).keys() - before.keys() == {"new/two/samples.jsonl"}
+
+
 def test_an_import_after_a_killed_import_succeeds(around: Path) -> None:
     log = write_lm_eval(around.parent / "log", {"one": generated_rows()})
     left = around / "new" / ".import.4000000.tmp"

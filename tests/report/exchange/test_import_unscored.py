@@ -1,5 +1,6 @@
 """Samples that another tool has not scored do not count, as they do not count in that tool."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +157,16 @@ def test_an_export_of_samples_that_are_not_judged_stays_so(tmp_path: Path) -> No
     (path,) = import_log(write_lm_eval(tmp_path / "log", {"task": rows}), tmp_path / "run")
     view = load_run(path)
     assert view.num_done == 3 and value(view, "strict") == 0.25
+
+
+def test_an_export_counts_the_samples_of_each_scorer(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai")
+    scores: list[Any] = [{"match": "C", "words": "I"}, {"match": "I"}, {"words": "C"}, {}]
+    (run,) = import_log(scored(tmp_path / "log", scores), tmp_path / "run")
+    (file,) = export_run(run, "inspect", tmp_path / "export.json")
+    by_scorer = json.loads(file.read_text())["results"]["scores"]
+    numbers = [(row["name"], row["scored_samples"], row["unscored_samples"]) for row in by_scorer]
+    assert numbers == [("match", 2, 1), ("words", 2, 1)]
 
 
 def _as_lists(arguments: dict[str, dict[str, Any]]) -> list[list[Any]]:

@@ -246,7 +246,9 @@ def _read_faulty() -> dict[str, str]:
     error are left out. MMLU: all items that MMLU-Redux marks, of 100 in each subject.
     """
     lists = _read_lines("faulty.jsonl")
-    return {item: f"{one['what']} ({one['source']})" for one in lists for item in one["items"]}
+    return {
+        item: f"{entry['what']} ({entry['source']})" for entry in lists for item in entry["items"]
+    }
 
 
 def read_faulty_ids(path: Path) -> dict[str, str]:
@@ -296,10 +298,9 @@ def _read_published() -> dict[str, tuple[str, tuple[str, ...]]]:
     published: dict[str, tuple[str, tuple[str, ...]]] = {}
     for split in _read_lines("published.jsonl"):
         digits = b64decode(split["items"]).hex()
-        of = f"{split['name']} ({split['split']})", tuple(split["tasks"])
-        published |= {
-            digits[at : at + _HASH_DIGITS]: of for at in range(0, len(digits), _HASH_DIGITS)
-        }
+        names = f"{split['name']} ({split['split']})", tuple(split["tasks"])
+        starts = range(0, len(digits), _HASH_DIGITS)
+        published |= dict.fromkeys((digits[i : i + _HASH_DIGITS] for i in starts), names)
     return published
 
 

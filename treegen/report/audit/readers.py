@@ -145,7 +145,7 @@ def next_problem(text: str) -> int | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last \boxed{...} whose braces close; None if there is none."""
+    r"""Return the content of the last \boxed{...}; None if there is none or it does not close."""
     at = text.rfind(_BOXED)
     if at < 0:
         return None

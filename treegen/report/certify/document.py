@@ -235,7 +235,8 @@ def find_other_conditions(a: Certificate, b: Certificate) -> list[str]:
         for name in ("created", "fingerprint", "run_json", "model", "resumes"):
             del part["run"][name]
         part["run"]["versions"].pop("platform", None)
-        part["run"]["settings"].get("model", {}).pop("fingerprint", None)
+        if isinstance(model := part["run"]["settings"].get("model"), dict):
+            model.pop("fingerprint", None)
         parts.append(part)
     return [
         f"{name.partition('.')[2]} {_shorten(x)} / {_shorten(y)}"

@@ -100,7 +100,7 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
             f"{NAMESPACE} {line}" if _PUBLIC_KEY.match(line) else line
             for line in signers.splitlines()
         ]
-        allowed.write_text("\n".join([*lines, ""]))
+        allowed.write_text("\n".join([*lines, ""]), encoding="utf-8")
         result = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
         if result.returncode:
             return False, f"no signer in {signer} made the signature: {_last_line(result)}", ""

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Any, Final, Unpack, cast
 
 from treegen.common.files import as_path
 from treegen.common.formatting import replace_surrogates
@@ -37,8 +37,8 @@ class ExportedRun:
     records: Mapping[Key, Mapping[str, Any]]
     """The stored records by key."""
     prompts: Mapping[str, str | list[Message]] = field(default_factory=dict)
-    """The whole prompt of each problem by id, as text or as chat messages; empty if the data of the
-    run are not available, and for searches."""
+    """The whole prompt of each problem by id, as text or as chat messages with texts only; empty if
+    the data of the run are not available, and for searches."""
 
     @cached_property
     def model(self) -> str:
@@ -137,9 +137,13 @@ def read_full_run(path: Path, **options: Unpack[OpenRunOptions]) -> ExportedRun:
 
 
 def _join_prompt(prompt: Prompt) -> str | list[Message]:
-    """Return a prompt as messages if it has some, else as text with token ids as numbers."""
+    """Return a prompt as messages if it has some, else as text with token ids as numbers.
+
+    The messages have the names of images in place of the images.
+    """
     if any(node.has_messages for node in prompt.path):
-        return [message for node in prompt.path for message in node.content]  # type: ignore[misc]
+        messages = cast("list[Message]", [m for node in prompt.path for m in node.content])
+        return [{**m, "content": describe_content(m.get("content"))} for m in messages]
     parts = (node.content for node in prompt.path if node.content)
     return "".join(part if isinstance(part, str) else f"{list(part)}" for part in parts)
 
@@ -158,9 +162,7 @@ def plain_text(prompt: str | list[Message]) -> str:
     """Return a prompt as one text; messages begin with their role."""
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(
-        f"{turn.get('role')}: {describe_content(turn.get('content'))}" for turn in prompt
-    )
+    return "\n\n".join(f"{turn.get('role')}: {turn['content']}" for turn in prompt)
 
 
 # Name -> the module whose `write` makes it, and the default `path` of its files below the run.

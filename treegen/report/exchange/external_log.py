@@ -197,8 +197,7 @@ def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
             for log, directory, scratch in zip(logs, directories, scratches, strict=True):
                 _check_empty(directory)
                 _write_run(log, directory, scratch)
-            for directory, scratch in zip(directories, scratches, strict=True):
-                _move_run(scratch, directory)
+            _move_runs(scratches, directories)
     except OSError as error:
         raise RunError(describe_write_error(error.filename or path, error)) from error
     return directories
@@ -298,19 +297,23 @@ def _write_run(log: ExternalLog, path: Path, scratch: Path) -> None:
         write_results(job, run)
 
 
-def _move_run(scratch: Path, path: Path) -> None:
-    """Move the files of a run into its directory, and last run.json, which makes it a run."""
-    names = [name for name in os.listdir(scratch) if name != "run.lock"]
+def _move_runs(scratches: Sequence[Path], paths: Sequence[Path]) -> None:
+    """Move the files of runs into their directories, and last each run.json, which makes a run."""
+    files = [
+        (scratch / name, path / name)
+        for scratch, path in zip(scratches, paths, strict=True)
+        for name in os.listdir(scratch)
+        if name != "run.lock"
+    ]
     moved: list[Path] = []
     try:
-        for name in sorted(names, key=lambda name: (name == "run.json", name)):
-            target = path / name
+        for source, target in sorted(files, key=lambda file: file[1].name == "run.json"):
             if os.path.lexists(target):
                 raise RunError(
-                    f"another program wrote to the directory {path} during the import; choose "
-                    "another directory"
+                    f"another program wrote to the directory {target.parent} during the import; "
+                    "choose another directory"
                 )
-            os.rename(scratch / name, target)
+            os.rename(source, target)
             moved.append(target)
     except BaseException:
         for file in moved:

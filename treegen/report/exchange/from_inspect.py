@@ -58,9 +58,9 @@ def read_inspect(path: Path) -> ExternalLog:
     notices: list[str] = []
     problems = _collect_problems(log.samples, path, is_own=_own_metadata(log) is not None)
     scores = _collect_scores(log.samples, notices)
-    filters = list(dict.fromkeys(name for of_sample in scores for name in of_sample))
+    filters = list(dict.fromkeys(name for sample_scores in scores for name in sample_scores))
     pairs = list(zip(log.samples, scores, strict=True))
-    done = [pair for pair in pairs if pair[1]]
+    scored = [pair for pair in pairs if pair[1]]
     notices += _describe_unscored(pairs, filters)
     epochs = max([log.eval.config.epochs or 1, *(sample.epoch for sample in log.samples)])
     if epochs > MAX_SAMPLES:
@@ -80,10 +80,10 @@ def read_inspect(path: Path) -> ExternalLog:
             "samples": tuple(
                 validate(
                     ExternalSample,
-                    _to_sample(sample, of_sample),
+                    _to_sample(sample, sample_scores),
                     f"{path}: sample {sample.id!r:.60}, epoch {sample.epoch}",
                 )
-                for sample, of_sample in done
+                for sample, sample_scores in scored
             ),
             "sampling": sampling,
             "system_instruction": system,
@@ -103,14 +103,14 @@ def _describe_unscored(
         pairs: The samples with their scores.
         filters: The names of all scores.
     """
-    failed = sum(bool(sample.error) for sample, of_sample in pairs if not of_sample)
+    failed = sum(bool(sample.error) for sample, sample_scores in pairs if not sample_scores)
     if failed:
         yield f"{failed:,} samples ended with an error, have no score and are left out"
-    done = [of_sample for _, of_sample in pairs if of_sample]
-    if filters and (num_left := len(pairs) - len(done) - failed):
+    scored = [sample_scores for _, sample_scores in pairs if sample_scores]
+    if filters and (num_left := len(pairs) - len(scored) - failed):
         yield f"{num_left:,} samples have no score and are left out"
     for name in filters:
-        if num_lacking := sum(name not in of_sample for of_sample in done):
+        if num_lacking := sum(name not in sample_scores for sample_scores in scored):
             yield f"{num_lacking:,} samples have no score of {name} and do not count in its metrics"
 
 

@@ -51,6 +51,7 @@ class _Generation(Schema):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
 
 
 class _Config(Schema):
@@ -486,7 +487,7 @@ def _collect_sampling(generation: _Generation | None) -> dict[str, Any]:
         return {}
     sampling: dict[str, Any] = {
         name: value
-        for name in ("temperature", "top_p", "top_k")
+        for name in ("temperature", "top_p", "top_k", "min_p")
         if (value := getattr(generation, name)) is not None
     }
     if generation.do_sample is False:

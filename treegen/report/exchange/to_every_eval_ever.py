@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -113,6 +114,9 @@ def _iter_results(run: ExportedRun) -> Iterator[dict[str, Any]]:
     report = run.view.report
     assert report is not None
     is_group = len({row.task for row in report.metrics}) > 1
+    scored = (p for p in run.view.problems if any(sample.verdicts for sample in p.samples))
+    num_scored = Counter(map(_task_of, scored))
+    unit = "clusters of problems" if any(p.group for p in run.view.problems) else "problems"
     named: list[tuple[str, MetricRow | MajorityRow, int | None]]
     named = [(row.metric, row, None) for row in report.metrics]
     named += [(f"maj@{vote.k}", vote, vote.k) for vote in report.majority]
@@ -120,15 +124,19 @@ def _iter_results(run: ExportedRun) -> Iterator[dict[str, Any]]:
         if row.value is None or not 0 <= row.value <= 1:
             continue
         task = row.task if is_group and isinstance(row, MetricRow) else run.view.task
-        uncertainty: dict[str, Any] = {"num_samples": report.num_problems}
+        # A group's own row is over the problems of all its tasks.
+        num_problems = (
+            num_scored.get(task, report.num_problems) if is_group else report.num_problems
+        )
+        uncertainty: dict[str, Any] = {"num_samples": num_problems}
         if row.stderr is not None:
-            uncertainty["standard_error"] = {"value": row.stderr, "method": "over problems"}
+            uncertainty["standard_error"] = {"value": row.stderr, "method": f"over {unit}"}
         if row.low is not None and row.high is not None:
             uncertainty["confidence_interval"] = {
                 "lower": row.low,
                 "upper": row.high,
                 "confidence_level": 0.95,
-                "method": "adjusted t interval over problems",
+                "method": f"adjusted t interval over {unit}",
             }
         yield {
             "evaluation_result_id": f"{task}:{row.filter}:{metric}"
@@ -158,6 +166,11 @@ def _iter_results(run: ExportedRun) -> Iterator[dict[str, Any]]:
         }
 
 
+def _task_of(problem: ProblemView) -> str:
+    """Return the task of a problem of a group of lm-eval, whose ids are "TASK/NUMBER"."""
+    return problem.id.rpartition("/")[0]
+
+
 def _describe_generation(run: ExportedRun) -> dict[str, Any]:
     arguments = {
         name: run.sampling[name]
@@ -175,8 +188,7 @@ def _iter_rows(run: ExportedRun, results: Sequence[Mapping[str, Any]]) -> Iterat
         filter = result["metric_config"]["metric_parameters"]["filter"]
         first.setdefault((result["evaluation_name"], filter), result)
     for problem in run.view.problems:
-        # The ids of a group of lm-eval are "TASK/NUMBER".
-        tasks = problem.id.rpartition("/")[0], run.view.task
+        tasks = _task_of(problem), run.view.task
         for sample in problem.samples:
             for filter, verdict in (sample.verdicts or {}).items():
                 joined = (first[task, filter] for task in tasks if (task, filter) in first)

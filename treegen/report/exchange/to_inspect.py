@@ -171,7 +171,7 @@ def _build_results(run: ExportedRun, samples: list[logs.EvalSample]) -> logs.Eva
         for vote in report.majority:
             if vote.filter == name and vote.value is not None:
                 metrics[f"maj@{vote.k}"] = logs.EvalMetric(name=f"maj@{vote.k}", value=vote.value)
-        scored = sum(bool(sample.scores) for sample in samples)
+        scored = sum(name in (sample.scores or {}) for sample in samples)
         scores.append(
             logs.EvalScore(
                 name=name,
@@ -264,10 +264,8 @@ def _build_score(verdict: Any) -> Score:
 
 
 def _build_message(turn: Mapping[str, Any]) -> models.ChatMessage:
-    content = turn.get("content") or ""
-    text = content if isinstance(content, str) else str(content)
     kind: Any = _TURNS.get(str(turn.get("role")), models.ChatMessageUser)
-    return kind(content=replace_surrogates(text))  # type: ignore[no-any-return]
+    return kind(content=replace_surrogates(str(turn["content"] or "")))  # type: ignore[no-any-return]
 
 
 def _iter_spans(tree: StoredTree, time: str) -> Iterator[Any]:

@@ -4,7 +4,8 @@ A problem is a document. For a run of `lm-eval:TASK`, documents, requests and lo
 those that lm-eval logs; a group has a file of samples for each of its tasks. The samples of a
 problem are the responses of one request. `filtered_resps` has the answer of each, and a metric of a
 document is the mean over its responses. lm-eval has no field for verdicts on single responses, so
-they are in an additional field, `by_response`; `problem_id` and `group` are treegen's, too.
+they are in an additional field, `by_response`; `problem_id`, `group`, `question` and `reference`
+are treegen's, too.
 """
 
 import hashlib
@@ -142,24 +143,25 @@ def _collect_metrics(
         are_tasks_of_lm_eval: Whether lm-eval defines the tasks, so that a report may have several.
     """
     report, tables = run.view.report, _Tables()
-    own = _task_name(run.view.task)
+    run_task = _task_name(run.view.task)
     for row in report.metrics if report else ():
-        name = _task_name(row.task) if are_tasks_of_lm_eval else own  # other tasks add a label
-        of_task = tables.values.setdefault(name, {"name": name, "alias": name})
-        of_task[f"{row.metric},{row.filter}"] = row.value
-        of_task[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
+        name = _task_name(row.task) if are_tasks_of_lm_eval else run_task  # others add a label
+        values = tables.values.setdefault(name, {"name": name, "alias": name})
+        values[f"{row.metric},{row.filter}"] = row.value
+        values[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
         tables.better.setdefault(name, {})[row.metric] = row.higher_is_better
         tables.shots[name], tables.versions[name] = row.num_fewshot, _parse_version(row.version)
-    for name in (own, *rows):
+    for name in (run_task, *rows):
         tables.values.setdefault(name, {"name": name, "alias": name})
         tables.versions.setdefault(name, _parse_version(run.version))
         tables.shots.setdefault(name, None)
         tables.better.setdefault(name, {})
     for vote in report.majority if report else ():
-        tables.values[own][f"maj@{vote.k},{vote.filter}"] = vote.value
+        values = tables.values[run_task]
+        values[f"maj@{vote.k},{vote.filter}"] = vote.value
         error = "N/A" if vote.stderr is None else vote.stderr
-        tables.values[own][f"maj@{vote.k}_stderr,{vote.filter}"] = error
-        tables.better[own][f"maj@{vote.k}"] = True
+        values[f"maj@{vote.k}_stderr,{vote.filter}"] = error
+        tables.better[run_task][f"maj@{vote.k}"] = True
     for name, lines in rows.items():
         tables.values[name]["sample_len"] = len({line["doc_id"] for line in lines})
     return tables
@@ -244,6 +246,7 @@ def _describe_generation(run: ExportedRun) -> dict[str, Any]:
         "max_gen_toks": sampling.get("max_tokens"),
         "temperature": sampling.get("temperature"),
         "do_sample": bool(sampling.get("temperature")),
+        **{k: sampling[k] for k in ("top_p", "top_k", "min_p") if sampling.get(k) is not None},
     }
 
 

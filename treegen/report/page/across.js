@@ -113,13 +113,14 @@ class Across {
   }
 
   move(by) {
-    const counts = this.selects.map((select) => {
+    // The indices of a problem's samples ascend, and an unfinished run may lack some.
+    const last = this.selects.map((select) => {
       const { samples } = this.runs[select.selectedIndex].index;
       const place = this.places[select.selectedIndex].get(this.problem);
-      return place === undefined ? 0 : samples.first[place + 1] - samples.first[place];
+      const end = samples.first[place + 1] ?? 0;
+      return end > samples.first[place] ? samples.index[end - 1] : 0;
     });
-    const most = Math.max(...counts, 1) - 1;
-    return this.open(this.problem, Math.max(0, Math.min(most, this.sample + by)));
+    return this.open(this.problem, Math.max(0, Math.min(Math.max(...last), this.sample + by)));
   }
 
   // Handles single-letter keys while the focus or the pointer is in this part of the page.

@@ -16,12 +16,13 @@ const embedded = async (id) => {
   }
 };
 
-const decode = async (id) => {
+// Returns the JSON text of a part.
+const unpack = async (id) => {
   const raw = atob((await embedded(id)).textContent);
   const packed = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) packed[i] = raw.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
+  return new Response(stream).text();
 };
 
 // Adds the columns of samples that follow from the position of each problem's first sample.
@@ -41,7 +42,7 @@ const countSamples = (samples) => {
 
 // A list of items in parts: part k of `name` has the items from starts[k] to before starts[k + 1].
 class Parts {
-  static maxCached = 32e6; // approximate maximum of decoded characters in memory
+  static maxCached = 32e6; // maximum of characters of JSON in memory
 
   constructor(name, starts, total) {
     Object.assign(this, { name, starts, total, parts: new Map(), size: 0 });
@@ -66,10 +67,11 @@ class Parts {
   async part(part) {
     let entry = this.parts.get(part);
     if (!entry) {
-      entry = { loading: decode(`${this.name}-${part}`) };
+      const text = unpack(`${this.name}-${part}`);
+      entry = { loading: text.then(JSON.parse) };
       this.parts.set(part, entry);
+      entry.size = (await text).length;
       entry.items = await entry.loading;
-      entry.size = entry.items.reduce((sum, item) => sum + (item.length ?? 200), 0);
       this.size += entry.size;
       this.forget(part);
     }

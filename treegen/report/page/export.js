@@ -25,11 +25,11 @@ const nodeEnd = (node) => {
 
 // Exports search trees for other programs. `treegen show --tree ID --as dot` writes the same.
 const nodeLines = (node) => {
-  const words = [...node.text.replace(/\s+/g, " ").trim()];
+  const characters = [...node.text.replace(/\s+/g, " ").trim()];
   // The problem is at the end of a prompt.
   const root = node.parent_id === null;
-  const cut = () => (root ? `...${words.slice(-80).join("")}` : `${words.slice(0, 40).join("")}...`);
-  const text = words.length > (root ? 80 : 40) ? cut() : words.join("");
+  const cut = () => (root ? `...${characters.slice(-80).join("")}` : `${characters.slice(0, 40).join("")}...`);
+  const text = characters.length > (root ? 80 : 40) ? cut() : characters.join("");
   const facts = [
     ...(node.score === null ? [] : [`score ${node.score.toFixed(3)}`]),
     ...(node.visits ? [`visits ${node.visits}`] : []),

@@ -2,7 +2,7 @@
 
 const readRun = async (article) => {
   const key = article.id;
-  const index = await decode(`${key}-index`);
+  const index = JSON.parse(await unpack(`${key}-index`));
   countSamples(index.samples);
   const { name, level } = article.dataset;
   return {

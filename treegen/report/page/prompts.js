@@ -24,7 +24,7 @@ const promptTree = (run, box) => {
           text: node.text,
           best,
           folds: false,
-          marks: [...(best ? [star("elected")] : []), fateMark(run, status)],
+          marks: [...(best ? [star("top answer")] : []), statusMark(run, status)],
           facts: [
             `sample ${samples.index[i]}`, ...answer, `logprob ${short(samples.logprob[i])}`,
             `${count(samples.tokens[i])} tokens`,

@@ -1,8 +1,8 @@
 // One sample in full: its verdict and numbers, its text with the answer marked, and its problem.
 
-// The CSS class of each status; index.fates has the words.
+// The CSS class of each status; index.statuses has the words.
 const STATUS = ["wrong", "right", "invalid", "not-judged"];
-const fateMark = (run, status) => make("span", `mark ${STATUS[status]}`, run.index.fates[status] ?? "not judged");
+const statusMark = (run, status) => make("span", `mark ${STATUS[status]}`, run.index.statuses[status] ?? "not judged");
 
 const sampleName = (run, sample) => {
   const { samples, problems } = run.index;
@@ -69,7 +69,7 @@ const sampleFacts = (run, filter, sample) => {
     ...ordered.map((entry) => {
       const outcome = entry.outcome[sample] >= 0 ? `, ${entry.outcomes[entry.outcome[sample]]}` : "";
       return make("div", "reading", [
-        fateMark(run, Number(entry.status[sample])),
+        statusMark(run, Number(entry.status[sample])),
         `${entry.name}${outcome}: `,
         make("bdi", "", answerOf(entry, sample) ?? "no answer"),
       ]);

@@ -10,7 +10,7 @@ class Samples {
     this.control = {};
     const controls = box.querySelector(".controls");
     this.add(controls, "filter", "read by", filters.map((f) => f.name), filters.length > 1);
-    this.add(controls, "status", "is", ["any", ...run.index.fates], filters.length > 0);
+    this.add(controls, "status", "is", ["any", ...run.index.statuses], filters.length > 0);
     // "truncated" is the name of the metric of samples that reached max_tokens.
     const ends = finishes.map((name) => (name.startsWith("length") ? `${name} (truncated)` : name));
     this.add(controls, "finish", "ended by", ["any", ...ends], true);
@@ -120,7 +120,7 @@ class Samples {
     if (!items) texts.part(part).then(() => this.redraw());
     const text = items ? items[sample - texts.starts[part]].slice(0, 300).replace(/\s+/g, " ") : "\u2026";
     return make("div", "", [
-      fateMark(this.run, this.status(sample)),
+      statusMark(this.run, this.status(sample)),
       make("bdi", "name", sampleName(this.run, sample)),
       make("bdi", "answer", answerOf(this.filter, sample) ?? ""),
       make("span", "number", `${count(this.columns.tokens[sample])} tok`),
@@ -183,7 +183,7 @@ class Samples {
     for (const i of this.list.items) {
       const verdicts = run.index.filters.map((filter) => [
         filter.name,
-        { answer: answerOf(filter, i), verdict: run.index.fates[Number(filter.status[i])] ?? "not judged" },
+        { answer: answerOf(filter, i), verdict: run.index.statuses[Number(filter.status[i])] ?? "not judged" },
       ]);
       const record = {
         problem_id: run.index.problems.id[columns.problem[i]],
