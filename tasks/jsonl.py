@@ -342,7 +342,8 @@ def _check_together(options: TaskOptions) -> None:
     """Raise InputError for options that cannot be combined."""
     for name in ("image_field", "messages_field"):
         for option in ("num_fewshot", "fewshot_file", "fewshot_data"):
-            if name in options.extra and getattr(options, option):
+            is_used = getattr(options, option) and options.num_fewshot != 0
+            if name in options.extra and is_used:
                 raise InputError(
                     f"{arg(option)} cannot be used together with {name}; remove one of the two"
                 )

@@ -64,8 +64,9 @@ def part(text: str) -> dict[str, str]:
     [
         ("You are a poet.", "Be brief.\n\nYou are a poet."),
         ([part("You are a poet.")], [part("Be brief.\n\n"), part("You are a poet.")]),
+        ([part("\nYou are a poet.")], [part("Be brief."), part("\nYou are a poet.")]),
     ],
-    ids=["text", "parts"],
+    ids=["text", "parts", "whitespace"],
 )
 def test_a_system_instruction_joins_the_system_turn_of_a_chat(
     tmp_path: Path, system: Any, joined: Any

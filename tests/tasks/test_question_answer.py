@@ -310,6 +310,9 @@ def test_examples_cannot_stand_before_images_or_messages(
     shots = str(write_jsonl(tmp_path / "shots.jsonl", [ROW]))
     with pytest.raises(InputError, match=f"{option} cannot be used together with {field}"):
         load(tmp_path, [ROW], {field: "chat"}, **{option: shots})
+    rows = [{"messages": [{"role": "user", "content": "2 + 3?"}], "answer": "5"}]
+    _, data = load(tmp_path, rows, {"messages_field": "messages"}, **{option: shots}, num_fewshot=0)
+    assert len(data.problems) == 1 and not data.fewshot
 
 
 def test_examples_are_drawn_by_seed_and_never_a_problem(tmp_path: Path) -> None:

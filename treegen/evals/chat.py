@@ -65,9 +65,12 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
             return [*_turn("system", system or ""), *turns]
         # Chat templates take one system turn.
         content = turns[0].get("content") or ""
-        joined: Any = [{"type": "text", "text": f"{system}\n\n"}, *content]
         if isinstance(content, str):
-            joined = _join_system_texts(system, content)
+            joined: Any = _join_system_texts(system, content)
+        else:
+            first = str(content[0].get("text") or "")
+            text = _join_system_texts(system, first).removesuffix(first)
+            joined = [{"type": "text", "text": text}, *content]
         return [{**turns[0], "content": joined}, *turns[1:]]
     if not all(isinstance(content, str) for content in contents):
         raise InputError(

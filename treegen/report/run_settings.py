@@ -20,7 +20,7 @@ _MAX_CHARS: Final = 40  # characters of a text
 # Settings that are not compared: places of data and code, storage, display and speed. Other values
 # of `KeySettings` contain the model and its dtypes.
 _EXCLUDED: Final = (
-    "task data split limit ids kept place source sources fewshot_file fewshot_data include_path "
+    "task data split limit ids run_dir place source sources fewshot_file fewshot_data include_path "
     "data_files hub_cache judged_by score log_tokens pass_ks maj_ks pass_hat_ks votes concurrency "
     "model revision dtype quantization kv_cache_dtype adapter num_fewshot "
     "device memory page_size max_rows prefill_chunk sharing impl eager compile run_ahead "

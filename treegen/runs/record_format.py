@@ -237,7 +237,9 @@ def _check_record(value: Any) -> dict[str, Any]:
     record = _Record(value)
     check_record(record)
     if "usage" in record:
-        record["usage"] = _Usage(record, record["usage"])
+        record["usage"] = _RecordPart(record, "usage", record["usage"])
+    if "nodes" in record:
+        record["nodes"] = [_RecordPart(record, "nodes", node) for node in record["nodes"]]
     return record
 
 
@@ -251,15 +253,15 @@ class _Record(dict[str, Any]):
         )
 
 
-class _Usage(dict[str, Any]):
-    """The usage in a search's record; a missing number raises RunError too."""
+class _RecordPart(dict[str, Any]):
+    """The usage or a node in a search's record; a missing field raises RunError too."""
 
-    def __init__(self, record: _Record, numbers: Mapping[str, Any]) -> None:
-        super().__init__(numbers)
-        self._record = record
+    def __init__(self, record: _Record, name: str, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self._record, self._name = record, name
 
     def __missing__(self, name: str) -> NoReturn:
-        self._record.__missing__(f"usage.{name}")
+        self._record.__missing__(f"{self._name}.{name}")
 
 
 def decode_unchecked(line: bytes) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Final
 
 from treegen.common.checks import check_int, check_number, checked_class
 from treegen.errors import InputError, TreegenError
@@ -82,6 +83,9 @@ class SearchUsage:
         return self.seconds or time.monotonic() - self.started
 
 
+_MAX_LIMIT: Final = 2**63  # files of runs hold integers of 64 bits
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Limits of one search; None is no limit.
@@ -116,6 +120,8 @@ class Budget:
             (check_number if item.name == "seconds" else check_int)(f"budget {item.name}", limit)
             if not limit > 0:
                 raise InputError(f"budget {item.name} must be more than 0, got {limit!r}")
+            if item.name != "seconds" and limit > _MAX_LIMIT:
+                raise InputError(f"budget {item.name} must be at most 2^63, got {limit!r:.40}")
 
     def describe_exceeded(self, usage: SearchUsage) -> str | None:
         """Return a sentence on the limit that is reached; None if none is."""

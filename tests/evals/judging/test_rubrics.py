@@ -112,6 +112,7 @@ def test_a_jinja_file_sets_its_choices(tmp_path: Path) -> None:
         ({"criteria": [{"text": "x", "weight": 0}]}, "optional weight above 0"),
         ({"reader": "lastline"}, "did you mean 'last-line'"),
         ({"pairs": True}, "does not show answer_a, answer_b"),
+        ({"pairs": None, "criteria": ["x"]}, "does not show criterion"),
         ({"choice": {}}, "did you mean 'choices'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,27 @@ def test_a_file_that_appears_in_one_directory_ends_the_import_of_all(
     with pytest.raises(RunError, match="another program wrote to the directory"):
         import_log(log, around / "new")
     assert content(around).keys() - before.keys() == {"new/two/samples.jsonl"}
+
+
+def test_an_undone_import_keeps_files_that_replaced_its_own(
+    around: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = write_lm_eval(around.parent / "log", {"one": generated_rows(), "two": generated_rows()})
+    rename = os.rename
+
+    def other_writes(source: Path, target: Path) -> None:
+        rename(source, target)
+        if target.name == "samples.jsonl" and target.parent.name == "one":
+            (other := around / "other").write_text("another's")
+            os.replace(other, target)
+            (around / "new" / "two" / "run.json").write_text("another's")
+
+    monkeypatch.setattr("treegen.report.exchange.external_log.os.rename", other_writes)
+    with pytest.raises(RunError, match="another program wrote to the directory"):
+        import_log(log, around / "new")
+    assert (around / "new" / "one" / "samples.jsonl").read_text() == "another's"
+    assert (around / "new" / "two" / "run.json").read_text() == "another's"
+    assert not (around / "new" / "two" / "samples.jsonl").exists()
 
 
 def test_an_import_after_a_killed_import_succeeds(around: Path) -> None:

@@ -354,10 +354,10 @@ def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
         wordings = [wordings]
     if not isinstance(wordings, Sequence) or not wordings:
         raise InputError(f"{name} needs wordings: a list of one or more texts")
-    criteria, pairs = content.get("criteria") or (), content.get("pairs", False)
+    criteria, pairs = content.get("criteria") or (), content.get("pairs")
     if not isinstance(criteria, Sequence) or isinstance(criteria, str):
         raise InputError(f"{name}: criteria must be a list of texts, got {criteria!r:.60}")
-    if not isinstance(pairs, bool):
+    if pairs is not None and not isinstance(pairs, bool):
         raise InputError(f"{name}: pairs must be true or false, got {pairs!r:.60}")
     return Rubric(
         name=str(content.get("name", name)),
@@ -365,7 +365,7 @@ def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
         wordings=tuple(_text(item, name) for item in wordings),
         criteria=tuple(_criterion(item, name) for item in criteria),
         reader=str(content.get("reader", "last-line")),
-        pairs=pairs,
+        pairs=bool(pairs),
         system=str(content.get("system") or ""),
     )
 

@@ -89,8 +89,13 @@ class RaySession:
                     object_store_memory=_OBJECT_STORE,
                     include_dashboard=False,
                 )
-        with defer_signals():
-            self._monitor = RayMonitor(self.ray, patience)
+        try:
+            with defer_signals():
+                self._monitor = RayMonitor(self.ray, patience)
+        except Exception as error:
+            self.close()
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise WorkerError(f"Ray stopped while it started: {reason:.300}; try again") from error
 
     def _join(self, address: str) -> None:
         try:
@@ -256,10 +261,11 @@ class RayMonitor:
             self._failure = _GONE.format("raylet")
         elif not _refuses(self._server):
             self.refused_since = None
-        elif self.refused_since is None:
-            self.refused_since = now
-        elif now - self.refused_since > self._patience:
-            self._failure = _GONE.format("gcs_server")
+        else:
+            if self.refused_since is None:
+                self.refused_since = now
+            if now - self.refused_since >= self._patience:
+                self._failure = _GONE.format("gcs_server")
         return self._failure
 
 

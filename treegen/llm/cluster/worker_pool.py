@@ -182,6 +182,8 @@ class WorkerPool:
         except ray.exceptions.RayError as error:
             result = WorkerFailure(self.session.describe_worker_error(error))
             has_died = self.session.is_death(error)
+        if has_died and self.session.describe_failure(at_once=True):
+            return False  # the caller reports it; a replacement would wait for Ray
         if isinstance(result, WorkerFailure):
             if self.starting and not has_died:
                 raise result.error or WorkerError(

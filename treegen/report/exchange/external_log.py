@@ -305,7 +305,7 @@ def _move_runs(scratches: Sequence[Path], paths: Sequence[Path]) -> None:
         for name in os.listdir(scratch)
         if name != "run.lock"
     ]
-    moved: list[Path] = []
+    moved: list[tuple[Path, os.stat_result]] = []
     try:
         for source, target in sorted(files, key=lambda file: file[1].name == "run.json"):
             if os.path.lexists(target):
@@ -313,11 +313,14 @@ def _move_runs(scratches: Sequence[Path], paths: Sequence[Path]) -> None:
                     f"another program wrote to the directory {target.parent} during the import; "
                     "choose another directory"
                 )
+            made = os.lstat(source)
             os.rename(source, target)
-            moved.append(target)
+            moved.append((target, made))
     except BaseException:
-        for file in moved:
-            file.unlink(missing_ok=True)
+        for target, made in moved:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.lstat(target), made):  # not another program's file
+                    target.unlink()
         raise
 
 

@@ -124,11 +124,12 @@ def _iter_results(run: ExportedRun) -> Iterator[dict[str, Any]]:
         if row.value is None or not 0 <= row.value <= 1:
             continue
         task = row.task if is_group and isinstance(row, MetricRow) else run.view.task
-        # A group's own row is over the problems of all its tasks.
-        num_problems = (
-            num_scored.get(task, report.num_problems) if is_group else report.num_problems
-        )
-        uncertainty: dict[str, Any] = {"num_samples": num_problems}
+        uncertainty: dict[str, Any] = {}
+        if task in num_scored:
+            uncertainty["num_samples"] = num_scored[task]
+        elif task == run.view.task:
+            uncertainty["num_samples"] = report.num_problems
+        # Otherwise the row is of a group within the group; its problems are not known here.
         if row.stderr is not None:
             uncertainty["standard_error"] = {"value": row.stderr, "method": f"over {unit}"}
         if row.low is not None and row.high is not None:
