@@ -168,7 +168,7 @@ def few_threads() -> Iterator[None]:
 def test_the_tour_shows_every_part(
     treegen: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_threads: None
 ) -> None:
-    monkeypatch.setattr(tour, "_WORDS", {"task": "gsm8k", "limit": "2", "num_samples": 2})
+    monkeypatch.setattr(tour, "_QUESTIONS", {"task": "gsm8k", "limit": "2", "num_samples": 2})
     grid = {"lengths": "1000", "depths": "0,100"}
     monkeypatch.setattr(tour, "_GRID", {"task": "needle-grid", "extra": grid})
     monkeypatch.setattr(tour, "_PROGRAMS", {"task": "apps", "limit": "1", "num_samples": 2})

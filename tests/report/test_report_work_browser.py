@@ -523,6 +523,9 @@ def test_a_run_that_opens_late_leaves_the_address_and_the_notice(
     page = (opened := visit(ten_path, script=SLOW)).page
     opened.wait(lambda: page.locator(".across[data-ready]").count() == 1)
     page.locator("nav a", has_text="seed-3/beam").click()
+    # Events of a new address come later and read the present address.
+    chosen = page.locator("nav a[aria-current]", has_text="seed-3/beam")
+    opened.wait(lambda: chosen.count() == 1)
     page.evaluate("() => { location.hash = '#run=x'; }")
     opened.wait(lambda: page.locator("article[data-ready]").count() == 2)
     page.wait_for_timeout(300)  # the address is written a moment later
