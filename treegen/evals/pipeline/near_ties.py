@@ -252,6 +252,13 @@ class NearTies:
             )
 
         def may_follow(before: str, added: str, other: int) -> bool:
+            """Return whether a near token may continue a text in the stored sample.
+
+            Args:
+                before: The text before the token.
+                added: The text with the token.
+                other: The token.
+            """
             if other in self._ends or stop == other:  # it adds no text
                 return stop == other and before == text
             following = full_text[len(before) : len(before) + 1]
