@@ -1,0 +1,287 @@
+"""Triton kernels that add up the tensors of two GPUs through memory that both have mapped.
+
+Both ranks launch the same kernel for the same number of words. A word is 32 bits: one float32
+number, or two numbers of 16 bits. Program p of one rank exchanges words only with program p of the
+other rank, so a launch must have at most as many programs as run at the same time.
+
+Each program counts its launches. Exchanged words are in the half of the memory that the count
+selects. A rank that has received words of launch n knows that all programs of launch n - 1 have
+ended on the other rank, so launch n + 1 may overwrite their half.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_DTYPES: Final = {
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float32: tl.float32,
+}
+_TAGGED_BLOCK: Final = 256  # words that a program exchanges at once
+_STAGED_BLOCK: Final = 8192
+_LAG: Final = 1  # pieces that a program stages before it reads the first one of the other rank
+
+
+@triton.jit
+def _unpack(words, DTYPE: tl.constexpr):
+    """Return the two 16-bit numbers of each word as float32."""
+    low = (words & 0xFFFF).to(tl.uint16).to(DTYPE, bitcast=True).to(tl.float32)
+    high = (words >> 16).to(tl.uint16).to(DTYPE, bitcast=True).to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def _add(words, others, DTYPE: tl.constexpr):
+    """Return words [BLOCK] of the rounded sums of the numbers in two tensors of words."""
+    if DTYPE.primitive_bitwidth == 32:
+        total = words.to(tl.float32, bitcast=True) + others.to(tl.float32, bitcast=True)
+        return total.to(tl.int32, bitcast=True)
+    low, high = _unpack(words, DTYPE)
+    other_low, other_high = _unpack(others, DTYPE)
+    low = (low + other_low).to(DTYPE).to(tl.uint16, bitcast=True).to(tl.uint32)
+    high = (high + other_high).to(DTYPE).to(tl.uint16, bitcast=True).to(tl.uint32)
+    return ((high << 16) | low).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _store_sum(
+    own, received, residual, out, at, mask, HAS_RESIDUAL: tl.constexpr, DTYPE: tl.constexpr
+):
+    """Store residual + (own + received) for words `at`; both sums are rounded."""
+    total = _add(own, received, DTYPE)
+    if HAS_RESIDUAL:
+        total = _add(tl.load(residual + at, mask=mask, other=0), total, DTYPE)
+    tl.store(out + at, total, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_words"])
+def _sum_tagged(
+    partial,
+    residual,
+    out,
+    lines,
+    peer_lines,
+    launches,
+    stop,
+    num_words,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Add up few words, each of which is sent in a line of 64 bits together with a tag.
+
+    The tag is the number of the launch. A line is written at once, so a line with the right tag has
+    the word of this launch, and the kernel needs no flags. A stale line would be taken for a new
+    one only if it was written exactly 2^32 launches before.
+
+    Args:
+        partial: Pointer to the words of this rank.
+        residual: Pointer to words that are added to the sum; unused without HAS_RESIDUAL.
+        out: Pointer to the sums; may be `partial`.
+        lines: Pointer to the lines of this rank [2, HALF], which the other rank writes.
+        peer_lines: Pointer to the lines of the other rank.
+        launches: Pointer to each program's count of launches.
+        stop: Pointer to a number; the kernel stops waiting if it is not 0.
+        num_words: The number of words.
+        HALF: Lines of a half of the memory.
+        BLOCK: Words that a program exchanges at once.
+        HAS_RESIDUAL: Whether there is a residual.
+        DTYPE: The dtype of the numbers.
+    """
+    program = tl.program_id(0)
+    launch = tl.load(launches + program) + 1
+    tag = launch.to(tl.uint32, bitcast=True).to(tl.uint64)
+    half = (launch & 1).to(tl.int64) * HALF
+    step = tl.num_programs(0) * BLOCK
+    for start in range(program * BLOCK, num_words, step):
+        at = start + tl.arange(0, BLOCK)
+        mask = at < num_words
+        words = tl.load(partial + at, mask=mask, other=0).to(tl.uint32, bitcast=True)
+        tl.store(peer_lines + half + at, (tag << 32) | words.to(tl.uint64), mask=mask)
+    for start in range(program * BLOCK, num_words, step):
+        at = start + tl.arange(0, BLOCK)
+        mask = at < num_words
+        own = tl.load(partial + at, mask=mask, other=0)
+        num_missing = 1
+        received = tl.zeros([BLOCK], tl.uint64)
+        while num_missing > 0:
+            received = tl.load(lines + half + at, mask=mask, other=0, volatile=True)
+            received = received.to(tl.uint64, bitcast=True)
+            num_missing = tl.sum(((received >> 32 != tag) & mask).to(tl.int32))
+            if tl.load(stop, volatile=True) != 0:
+                num_missing = 0
+        received = (received & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
+        _store_sum(own, received, residual, out, at, mask, HAS_RESIDUAL, DTYPE)
+    tl.store(launches + program, launch)
+
+
+@triton.jit(do_not_specialize=["num_words", "lag"])
+def _sum_staged(
+    partial,
+    residual,
+    out,
+    staged,
+    peer_staged,
+    flags,
+    peer_flags,
+    launches,
+    stop,
+    num_words,
+    lag,
+    HALF: tl.constexpr,
+    MAX_PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Add up many words, which each rank copies to its own memory for the other rank to read.
+
+    A program copies a piece of BLOCK words and then sets a flag of the other rank. The flag is the
+    number of the launch.
+
+    Args:
+        partial: Pointer to the words of this rank.
+        residual: Pointer to words that are added to the sum; unused without HAS_RESIDUAL.
+        out: Pointer to the sums; may be `partial`.
+        staged: Pointer to the memory of this rank [2, HALF], which the other rank reads.
+        peer_staged: Pointer to the memory of the other rank.
+        flags: Pointer to the flags of this rank [programs, MAX_PIECES], which the other rank sets.
+        peer_flags: Pointer to the flags of the other rank.
+        launches: Pointer to each program's count of launches.
+        stop: Pointer to a number; the kernel stops waiting if it is not 0.
+        num_words: The number of words.
+        lag: Pieces that a program copies before it reads the first one of the other rank.
+        HALF: Words of a half of the memory.
+        MAX_PIECES: Maximum pieces of a program.
+        BLOCK: Words of a piece.
+        HAS_RESIDUAL: Whether there is a residual.
+        DTYPE: The dtype of the numbers.
+    """
+    program = tl.program_id(0)
+    num_programs = tl.num_programs(0)
+    launch = tl.load(launches + program) + 1
+    half = (launch & 1).to(tl.int64) * HALF
+    num_pieces = tl.cdiv(num_words - program * BLOCK, num_programs * BLOCK)
+    for step in range(num_pieces + lag):
+        if step < num_pieces:
+            at = (step * num_programs + program) * BLOCK + tl.arange(0, BLOCK)
+            mask = at < num_words
+            tl.store(staged + half + at, tl.load(partial + at, mask=mask, other=0), mask=mask)
+            tl.debug_barrier()
+            flag = peer_flags + program * MAX_PIECES + step
+            tl.atomic_xchg(flag, launch, sem="release", scope="sys")
+        if step >= lag:
+            piece = step - lag
+            flag = flags + program * MAX_PIECES + piece
+            # The other rank may already be in its next launch.
+            while tl.atomic_add(flag, 0, sem="acquire", scope="sys") - launch < 0:
+                if tl.load(stop, volatile=True) != 0:
+                    tl.atomic_xchg(flag, launch)
+            tl.debug_barrier()
+            at = (piece * num_programs + program) * BLOCK + tl.arange(0, BLOCK)
+            mask = at < num_words
+            received = tl.load(peer_staged + half + at, mask=mask, other=0)
+            own = tl.load(partial + at, mask=mask, other=0)
+            _store_sum(own, received, residual, out, at, mask, HAS_RESIDUAL, DTYPE)
+    tl.store(launches + program, launch)
+
+
+def sum_tagged(
+    partial: Tensor,
+    residual: Tensor | None,
+    out: Tensor,
+    lines: Tensor,
+    peer_lines: Tensor,
+    launches: Tensor,
+    stop: Tensor,
+) -> None:
+    """Write residual + (the sum of `partial` over both ranks) to `out`; see `_sum_tagged`.
+
+    Args:
+        partial: The numbers of this rank, dense, at most N words.
+        residual: Numbers to add, dense; None for none.
+        out: The sums, dense.
+        lines: Memory of this rank [2, N] in int64, zero before the first launch.
+        peer_lines: The same memory of the other rank.
+        launches: Counts of launches [programs] in int32, zero before the first launch.
+        stop: A number [1] in int32; the kernel stops waiting if it is not 0.
+    """
+    words = _view_words(partial)
+    _sum_tagged[(launches.numel(),)](
+        words,
+        words if residual is None else _view_words(residual),
+        _view_words(out),
+        lines,
+        peer_lines,
+        launches,
+        stop,
+        words.numel(),
+        HALF=lines.numel() // 2,
+        BLOCK=_TAGGED_BLOCK,
+        HAS_RESIDUAL=residual is not None,
+        DTYPE=_DTYPES[partial.dtype],
+        num_warps=4,
+    )
+
+
+def sum_staged(
+    partial: Tensor,
+    residual: Tensor | None,
+    out: Tensor,
+    staged: Tensor,
+    peer_staged: Tensor,
+    flags: Tensor,
+    peer_flags: Tensor,
+    launches: Tensor,
+    stop: Tensor,
+) -> None:
+    """Write residual + (the sum of `partial` over both ranks) to `out`; see `_sum_staged`.
+
+    Args:
+        partial: The numbers of this rank, dense.
+        residual: Numbers to add, dense; None for none.
+        out: The sums, dense.
+        staged: Memory of this rank [2, N] in int32.
+        peer_staged: The same memory of the other rank.
+        flags: Flags of this rank in int32, several per program, zero before the first launch.
+        peer_flags: The flags of the other rank.
+        launches: Counts of launches [programs] in int32, zero before the first launch.
+        stop: A number [1] in int32; the kernel stops waiting if it is not 0.
+    """
+    num_programs = launches.numel()
+    half, max_pieces = staged.numel() // 2, flags.numel() // num_programs
+    max_words = min(half, num_programs * max_pieces * _STAGED_BLOCK)
+    words, sums = _view_words(partial), _view_words(out)
+    addends = words if residual is None else _view_words(residual)
+    for start in range(0, words.numel(), max_words):
+        part = slice(start, start + max_words)
+        _sum_staged[(num_programs,)](
+            words[part],
+            addends[part],
+            sums[part],
+            staged,
+            peer_staged,
+            flags,
+            peer_flags,
+            launches,
+            stop,
+            words[part].numel(),
+            _LAG,
+            HALF=half,
+            MAX_PIECES=max_pieces,
+            BLOCK=_STAGED_BLOCK,
+            HAS_RESIDUAL=residual is not None,
+            DTYPE=_DTYPES[partial.dtype],
+            num_warps=16,
+        )
+
+
+def _view_words(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.int32)
