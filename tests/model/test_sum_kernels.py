@@ -18,11 +18,11 @@ import torch
 from devices import INTERPRETED
 from torch import Tensor
 
-pytestmark = pytest.mark.skipif(
+triton = pytest.importorskip("triton")
+sum_kernels: Any = pytest.importorskip("treegen.model.parallel.sum_kernels")
+interpreted = pytest.mark.skipif(
     not INTERPRETED, reason="needs TRITON_INTERPRET=1; two GPUs run tests/summed_ranks.py"
 )
-if INTERPRETED:
-    from treegen.model.parallel import sum_kernels
 
 PROGRAMS = 3
 LINES, STAGED, PIECES = 1024, 2048, 4  # of a rank's memory
@@ -62,7 +62,7 @@ class Rank:
 
 def compare(rank: int, memories: list[list[Tensor]], dtype: torch.dtype, wrong: Any) -> None:
     """Add up numbers in one of two processes, and report which sums differ from torch's."""
-    sum_kernels._TAGGED_BLOCK = sum_kernels._STAGED_BLOCK = BLOCK  # type: ignore[misc]
+    sum_kernels._TAGGED_BLOCK = sum_kernels._STAGED_BLOCK = BLOCK
     this, random = Rank(rank, memories), Random(SEED)
     for seed in range(3 * len(NUMBERS)):
         count = NUMBERS[seed % len(NUMBERS)]
@@ -131,11 +131,42 @@ def run_ranks(function: Any, ranks: int, *arguments: Any) -> list[str]:
     return [report for report in found if report]
 
 
+@interpreted
 # The interpreter truncates bfloat16; two GPUs add it up in tests/summed_ranks.py.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_two_ranks_have_the_rounded_sum_of_both(dtype: torch.dtype) -> None:
     assert run_ranks(compare, 2, dtype) == []
 
 
+@interpreted
 def test_a_rank_without_the_other_one_stops() -> None:
     assert run_ranks(wait_alone, 1) == []
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs Triton's compiler")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_programs_can_be_compiled_and_copy_16_bytes_at_once(dtype: str) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    for kernel, block, warps in (
+        (sum_kernels._sum_tagged, 256, 4),
+        (sum_kernels._sum_staged, 8192, 16),
+    ):
+        constants = {"HALF": 1 << 17, "BLOCK": block, "HAS_RESIDUAL": True}
+        constants |= {"MAX_PIECES": 16, "DTYPE": getattr(triton.language, dtype)}
+        constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+        types = {
+            name: "constexpr"
+            if name in constants
+            else {"num_words": "i32", "lag": "i32"}.get(name, "*i64" if "lines" in name else "*i32")
+            for name in kernel.arg_names
+        }
+        aligned = {
+            (index,): [["tt.divisibility", 16]]
+            for index, name in enumerate(kernel.arg_names)
+            if types[name] != "constexpr" and name != "lag"
+        }
+        source = ASTSource(kernel, types, constants, aligned)
+        done = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": warps})
+        assert ("st.global.v2.b64" if block == 256 else "st.global.v4.b32") in done.asm["ptx"]

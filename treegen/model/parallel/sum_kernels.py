@@ -24,7 +24,9 @@ _DTYPES: Final = {
     torch.float32: tl.float32,
 }
 _TAGGED_BLOCK: Final = 256  # words that a program exchanges at once
+_TAGGED_WARPS: Final = 4
 _STAGED_BLOCK: Final = 8192
+_STAGED_WARPS: Final = 16
 _LAG: Final = 1  # pieces that a program stages before it reads the first one of the other rank
 
 
@@ -41,12 +43,13 @@ def _add(words, others, DTYPE: tl.constexpr):
     """Return words [BLOCK] of the rounded sums of the numbers in two tensors of words."""
     if DTYPE.primitive_bitwidth == 32:
         total = words.to(tl.float32, bitcast=True) + others.to(tl.float32, bitcast=True)
-        return total.to(tl.int32, bitcast=True)
-    low, high = _unpack(words, DTYPE)
-    other_low, other_high = _unpack(others, DTYPE)
-    low = (low + other_low).to(DTYPE).to(tl.uint16, bitcast=True).to(tl.uint32)
-    high = (high + other_high).to(DTYPE).to(tl.uint16, bitcast=True).to(tl.uint32)
-    return ((high << 16) | low).to(tl.int32, bitcast=True)
+    else:
+        low, high = _unpack(words, DTYPE)
+        other_low, other_high = _unpack(others, DTYPE)
+        low = (low + other_low).to(DTYPE).to(tl.uint16, bitcast=True).to(tl.uint32)
+        high = (high + other_high).to(DTYPE).to(tl.uint16, bitcast=True).to(tl.uint32)
+        total = (high << 16) | low
+    return total.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -60,7 +63,7 @@ def _store_sum(
     tl.store(out + at, total, mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_words"])
+@triton.jit
 def _sum_tagged(
     partial,
     residual,
@@ -122,7 +125,7 @@ def _sum_tagged(
     tl.store(launches + program, launch)
 
 
-@triton.jit(do_not_specialize=["num_words", "lag"])
+@triton.jit(do_not_specialize=["lag"])
 def _sum_staged(
     partial,
     residual,
@@ -227,7 +230,7 @@ def sum_tagged(
         BLOCK=_TAGGED_BLOCK,
         HAS_RESIDUAL=residual is not None,
         DTYPE=_DTYPES[partial.dtype],
-        num_warps=4,
+        num_warps=_TAGGED_WARPS,
     )
 
 
@@ -279,7 +282,7 @@ def sum_staged(
             BLOCK=_STAGED_BLOCK,
             HAS_RESIDUAL=residual is not None,
             DTYPE=_DTYPES[partial.dtype],
-            num_warps=16,
+            num_warps=_STAGED_WARPS,
         )
 
 
