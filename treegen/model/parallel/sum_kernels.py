@@ -64,6 +64,12 @@ def _store_sum(
 
 
 @triton.jit
+def _load_lines(pointers, mask):
+    """Return lines as they are now in the memory."""
+    return tl.load(pointers, mask=mask, other=0, volatile=True).to(tl.uint64, bitcast=True)
+
+
+@triton.jit
 def _sum_tagged(
     partial,
     residual,
@@ -112,11 +118,10 @@ def _sum_tagged(
         at = start + tl.arange(0, BLOCK)
         mask = at < num_words
         own = tl.load(partial + at, mask=mask, other=0)
-        num_missing = 1
-        received = tl.zeros([BLOCK], tl.uint64)
+        received = _load_lines(lines + half + at, mask)
+        num_missing = tl.sum(((received >> 32 != tag) & mask).to(tl.int32))
         while num_missing > 0:
-            received = tl.load(lines + half + at, mask=mask, other=0, volatile=True)
-            received = received.to(tl.uint64, bitcast=True)
+            received = _load_lines(lines + half + at, mask)
             num_missing = tl.sum(((received >> 32 != tag) & mask).to(tl.int32))
             if tl.load(stop, volatile=True) != 0:
                 num_missing = 0
