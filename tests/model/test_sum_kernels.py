@@ -62,7 +62,7 @@ class Rank:
 
 def compare(rank: int, memories: list[list[Tensor]], dtype: torch.dtype, wrong: Any) -> None:
     """Add up numbers in one of two processes, and report which sums differ from torch's."""
-    sum_kernels._TAGGED_BLOCK = sum_kernels._STAGED_BLOCK = BLOCK
+    sum_kernels._TAGGED_BLOCK, sum_kernels._STAGED_BLOCKS = BLOCK, (BLOCK, 2 * BLOCK)
     this, random = Rank(rank, memories), Random(SEED)
     for seed in range(3 * len(NUMBERS)):
         count = NUMBERS[seed % len(NUMBERS)]
@@ -159,13 +159,13 @@ def test_programs_can_be_compiled_and_copy_16_bytes_at_once(dtype: str) -> None:
         types = {
             name: "constexpr"
             if name in constants
-            else {"num_words": "i32", "lag": "i32"}.get(name, "*i64" if "lines" in name else "*i32")
+            else {"num_words": "i32"}.get(name, "*i64" if "lines" in name else "*i32")
             for name in kernel.arg_names
         }
         aligned = {
             (index,): [["tt.divisibility", 16]]
             for index, name in enumerate(kernel.arg_names)
-            if types[name] != "constexpr" and name != "lag"
+            if types[name] != "constexpr"
         }
         source = ASTSource(kernel, types, constants, aligned)
         done = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": warps})

@@ -25,9 +25,7 @@ _DTYPES: Final = {
 }
 _TAGGED_BLOCK: Final = 256  # words that a program exchanges at once
 _TAGGED_WARPS: Final = 4
-_STAGED_BLOCK: Final = 8192
-_STAGED_WARPS: Final = 16
-_LAG: Final = 1  # pieces that a program stages before it reads the first one of the other rank
+_STAGED_BLOCKS: Final = 2048, 8192  # minimum and maximum words of a piece
 
 
 @triton.jit
@@ -130,7 +128,7 @@ def _sum_tagged(
     tl.store(launches + program, launch)
 
 
-@triton.jit(do_not_specialize=["lag"])
+@triton.jit
 def _sum_staged(
     partial,
     residual,
@@ -142,7 +140,6 @@ def _sum_staged(
     launches,
     stop,
     num_words,
-    lag,
     HALF: tl.constexpr,
     MAX_PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -151,8 +148,8 @@ def _sum_staged(
 ):
     """Add up many words, which each rank copies to its own memory for the other rank to read.
 
-    A program copies a piece of BLOCK words and then sets a flag of the other rank. The flag is the
-    number of the launch.
+    A program copies a piece of BLOCK words and then sets a flag of the other rank to the number of
+    the launch. While the other rank reads this piece, the program copies its next one.
 
     Args:
         partial: Pointer to the words of this rank.
@@ -165,7 +162,6 @@ def _sum_staged(
         launches: Pointer to each program's count of launches.
         stop: Pointer to a number; the kernel stops waiting if it is not 0.
         num_words: The number of words.
-        lag: Pieces that a program copies before it reads the first one of the other rank.
         HALF: Words of a half of the memory.
         MAX_PIECES: Maximum pieces of a program.
         BLOCK: Words of a piece.
@@ -177,7 +173,7 @@ def _sum_staged(
     launch = tl.load(launches + program) + 1
     half = (launch & 1).to(tl.int64) * HALF
     num_pieces = tl.cdiv(num_words - program * BLOCK, num_programs * BLOCK)
-    for step in range(num_pieces + lag):
+    for step in range(num_pieces + 1):
         if step < num_pieces:
             at = (step * num_programs + program) * BLOCK + tl.arange(0, BLOCK)
             mask = at < num_words
@@ -185,8 +181,8 @@ def _sum_staged(
             tl.debug_barrier()
             flag = peer_flags + program * MAX_PIECES + step
             tl.atomic_xchg(flag, launch, sem="release", scope="sys")
-        if step >= lag:
-            piece = step - lag
+        if step > 0:
+            piece = step - 1
             flag = flags + program * MAX_PIECES + piece
             # The other rank may already be in its next launch.
             while tl.atomic_add(flag, 0, sem="acquire", scope="sys") - launch < 0:
@@ -265,8 +261,11 @@ def sum_staged(
     """
     num_programs = launches.numel()
     half, max_pieces = staged.numel() // 2, flags.numel() // num_programs
-    max_words = min(half, num_programs * max_pieces * _STAGED_BLOCK)
     words, sums = _view_words(partial), _view_words(out)
+    min_block, max_block = _STAGED_BLOCKS
+    per_program = triton.next_power_of_2(triton.cdiv(words.numel(), num_programs))
+    block = min(max(per_program, min_block), max_block)
+    max_words = min(half, num_programs * max_pieces * block)
     addends = words if residual is None else _view_words(residual)
     for start in range(0, words.numel(), max_words):
         part = slice(start, start + max_words)
@@ -281,13 +280,12 @@ def sum_staged(
             launches,
             stop,
             words[part].numel(),
-            _LAG,
             HALF=half,
             MAX_PIECES=max_pieces,
-            BLOCK=_STAGED_BLOCK,
+            BLOCK=block,
             HAS_RESIDUAL=residual is not None,
             DTYPE=_DTYPES[partial.dtype],
-            num_warps=_STAGED_WARPS,
+            num_warps=8 if block == min_block else 16,
         )
 
 
