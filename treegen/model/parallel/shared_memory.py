@@ -55,10 +55,10 @@ class SharedBuffer:
         ]
         num_programs = min(*processors, _MAX_PROGRAMS)
         zeros = partial(torch.zeros, dtype=torch.int32, device=memory.device)
-        self._stop, self._one = zeros(1), zeros(1) + 1
+        # In host memory, because waiting kernels may leave no room for a kernel that sets it.
+        self._stop = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._tagged = lines, peer_lines, zeros(2 * num_programs), self._stop
         self._staged = staged, peer_staged, flags, peer_flags, zeros(num_programs), self._stop
-        self._stream = torch.cuda.Stream(memory.device)
         torch.cuda.synchronize(memory.device)
 
     @staticmethod
@@ -104,9 +104,7 @@ class SharedBuffer:
 
         The results of all sums are then undefined.
         """
-        with torch.cuda.stream(self._stream):
-            self._stop.copy_(self._one)
-        self._stream.synchronize()
+        self._stop.fill_(1)
 
 
 _AREAS: Final = 2 * 8 * _LINES, 2 * 4 * _STAGED, 4 * _MAX_PROGRAMS * _PIECES  # bytes

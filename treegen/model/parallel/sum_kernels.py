@@ -25,6 +25,7 @@ _DTYPES: Final = {
 }
 _TAGGED_BLOCK: Final = 256  # words that a program exchanges at once
 _TAGGED_WARPS: Final = 4
+_POLLS: Final = 1024  # each takes about a microsecond
 _STAGED_BLOCKS: Final = 2048, 8192  # minimum and maximum words of a piece
 
 
@@ -62,6 +63,16 @@ def _store_sum(
 
 
 @triton.jit
+def _is_stopped(stop):
+    """Return whether the kernel shall stop waiting, the same in all threads of a program.
+
+    Threads may read different numbers while the number changes, so all of them read it, and the
+    maximum counts. No program has more than 512 threads.
+    """
+    return tl.max(tl.load(stop + tl.arange(0, 512) * 0, volatile=True)) != 0
+
+
+@triton.jit
 def _load_lines(pointers, mask):
     """Return lines as they are now in the memory."""
     return tl.load(pointers, mask=mask, other=0, volatile=True).to(tl.uint64, bitcast=True)
@@ -79,6 +90,7 @@ def _sum_tagged(
     num_words,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
+    POLLS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
@@ -95,10 +107,11 @@ def _sum_tagged(
         lines: Pointer to the lines of this rank [2, HALF], which the other rank writes.
         peer_lines: Pointer to the lines of the other rank.
         launches: Pointer to each program's count of launches.
-        stop: Pointer to a number; the kernel stops waiting if it is not 0.
+        stop: Pointer to a number in host memory; the kernel stops waiting if it is not 0.
         num_words: The number of words.
         HALF: Lines of a half of the memory.
         BLOCK: Words that a program exchanges at once.
+        POLLS: Number of looks at memory after which the kernel looks at `stop`.
         HAS_RESIDUAL: Whether there is a residual.
         DTYPE: The dtype of the numbers.
     """
@@ -118,11 +131,13 @@ def _sum_tagged(
         own = tl.load(partial + at, mask=mask, other=0)
         received = _load_lines(lines + half + at, mask)
         num_missing = tl.sum(((received >> 32 != tag) & mask).to(tl.int32))
+        num_polls = 0
         while num_missing > 0:
             received = _load_lines(lines + half + at, mask)
             num_missing = tl.sum(((received >> 32 != tag) & mask).to(tl.int32))
-            if tl.load(stop, volatile=True) != 0:
-                num_missing = 0
+            num_polls += 1
+            if num_polls % POLLS == 0:
+                num_missing = tl.where(_is_stopped(stop), 0, num_missing)
         received = (received & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
         _store_sum(own, received, residual, out, at, mask, HAS_RESIDUAL, DTYPE)
     tl.store(launches + program, launch)
@@ -143,6 +158,7 @@ def _sum_staged(
     HALF: tl.constexpr,
     MAX_PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
+    POLLS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
@@ -160,11 +176,12 @@ def _sum_staged(
         flags: Pointer to the flags of this rank [programs, MAX_PIECES], which the other rank sets.
         peer_flags: Pointer to the flags of the other rank.
         launches: Pointer to each program's count of launches.
-        stop: Pointer to a number; the kernel stops waiting if it is not 0.
+        stop: Pointer to a number in host memory; the kernel stops waiting if it is not 0.
         num_words: The number of words.
         HALF: Words of a half of the memory.
         MAX_PIECES: Maximum pieces of a program.
         BLOCK: Words of a piece.
+        POLLS: Number of looks at memory after which the kernel looks at `stop`.
         HAS_RESIDUAL: Whether there is a residual.
         DTYPE: The dtype of the numbers.
     """
@@ -185,9 +202,13 @@ def _sum_staged(
             piece = step - 1
             flag = flags + program * MAX_PIECES + piece
             # The other rank may already be in its next launch.
-            while tl.atomic_add(flag, 0, sem="acquire", scope="sys") - launch < 0:
-                if tl.load(stop, volatile=True) != 0:
-                    tl.atomic_xchg(flag, launch)
+            is_missing = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - launch < 0
+            num_polls = 0
+            while is_missing:
+                is_missing = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - launch < 0
+                num_polls += 1
+                if num_polls % POLLS == 0:
+                    is_missing = is_missing & (_is_stopped(stop) == 0)
             tl.debug_barrier()
             at = (piece * num_programs + program) * BLOCK + tl.arange(0, BLOCK)
             mask = at < num_words
@@ -215,7 +236,7 @@ def sum_tagged(
         lines: Memory of this rank [2, N] in int64, zero before the first launch.
         peer_lines: The same memory of the other rank.
         launches: Counts of launches [programs] in int32, zero before the first launch.
-        stop: A number [1] in int32; the kernel stops waiting if it is not 0.
+        stop: A number [1] in int32 in pinned memory; the kernel stops waiting if it is not 0.
     """
     words = _view_words(partial)
     _sum_tagged[(launches.numel(),)](
@@ -229,6 +250,7 @@ def sum_tagged(
         words.numel(),
         HALF=lines.numel() // 2,
         BLOCK=_TAGGED_BLOCK,
+        POLLS=_POLLS,
         HAS_RESIDUAL=residual is not None,
         DTYPE=_DTYPES[partial.dtype],
         num_warps=_TAGGED_WARPS,
@@ -257,7 +279,7 @@ def sum_staged(
         flags: Flags of this rank in int32, several per program, zero before the first launch.
         peer_flags: The flags of the other rank.
         launches: Counts of launches [programs] in int32, zero before the first launch.
-        stop: A number [1] in int32; the kernel stops waiting if it is not 0.
+        stop: A number [1] in int32 in pinned memory; the kernel stops waiting if it is not 0.
     """
     num_programs = launches.numel()
     half, max_pieces = staged.numel() // 2, flags.numel() // num_programs
@@ -283,6 +305,7 @@ def sum_staged(
             HALF=half,
             MAX_PIECES=max_pieces,
             BLOCK=block,
+            POLLS=_POLLS,
             HAS_RESIDUAL=residual is not None,
             DTYPE=_DTYPES[partial.dtype],
             num_warps=8 if block == min_block else 16,
