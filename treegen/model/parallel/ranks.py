@@ -287,7 +287,12 @@ _NOT_JOINED: Final = "a part of a model is computed without the other ranks"
 
 @torch.library.custom_op("treegen::sum_over_ranks", mutates_args=())
 def sum_over_ranks(partial: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Return the sum of a dense tensor over all ranks, plus a residual that all ranks have."""
+    """Return the sum of a dense tensor over all ranks, plus a residual.
+
+    Args:
+        partial: This rank's tensor.
+        residual: A tensor that all ranks have, of as many numbers; None for no residual.
+    """
     assert _joined, _NOT_JOINED
     output = torch.empty_like(partial)
     if not _sum_in_shared_memory(output, partial, residual):
@@ -302,7 +307,14 @@ def _(partial: Tensor, residual: Tensor | None = None) -> Tensor:
 
 @torch.library.custom_op("treegen::linear_over_ranks", mutates_args=())
 def linear_over_ranks(input: Tensor, weight: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Return the sum over all ranks of input [..., I] @ weight [O, I].T, plus a residual."""
+    """Return the sum over all ranks of the products with their shards, plus a residual.
+
+    Args:
+        input: This rank's shard of the inputs [..., I].
+        weight: This rank's shard of the weight [O, I].
+        residual: A tensor that all ranks have, of as many numbers as the output [..., O]; None for
+            no residual.
+    """
     return _sum_in_place(linear(input, weight), residual)
 
 
