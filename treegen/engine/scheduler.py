@@ -351,6 +351,8 @@ class Scheduler:
     def close(self) -> None:
         """Free all pages, whether or not the run is complete."""
         self.flight = self._error = None
+        with suppress(Exception):  # after an error in a draw, the other ranks have ended
+            self.run.model_runner.drop_deferred()
         # The cache has one run at a time, so this also frees what an interrupted step allocated.
         self.run.pool.reset(self.run.prefix_cache.tables())
         self.run.store.states.reset(self.run.prefix_cache.states())
