@@ -199,15 +199,7 @@ class Scheduler:
                         self._follow_update()
                     self._step()
             except Exception as error:
-                self._error = translate_error(self.run, error)
-                with suppress(Exception):
-                    if isinstance(error, torch.OutOfMemoryError):
-                        # The previous pass was in flight, and its results are valid.
-                        self._collect_results()
-                with suppress(Exception):
-                    self._results.end()
-                with suppress(Exception):
-                    self._outputs.report_all()
+                self._keep_error(error)
         finished = self._outputs.take_finished()
         if self._error is not None and not finished:
             failure, self._error = self._error, None
@@ -216,6 +208,18 @@ class Scheduler:
             finally:
                 del failure  # it would keep the tensors of the pass that failed
         return finished
+
+    def _keep_error(self, error: Exception) -> None:
+        """Keep an error for `step` to raise, and report the samples that had ended before it."""
+        self._error = translate_error(self.run, error)
+        with suppress(Exception):
+            if isinstance(error, torch.OutOfMemoryError):
+                # The previous pass was in flight, and its results are valid.
+                self._collect_results()
+        with suppress(Exception):
+            self._results.end()
+        with suppress(Exception):
+            self._outputs.report_all()
 
     def note_update(self, mode: CacheMode) -> None:
         """Make the next step begin with what an update of the weights requires.
@@ -342,7 +346,10 @@ class Scheduler:
         request = self.run.requests.get(index)
         if request is not None and not request.spec.rows:
             # The running pass may compute its segments, which other requests may need too.
-            self._collect_results()
+            try:
+                self._collect_results()
+            except Exception as error:  # of the whole run, not of this request
+                self._keep_error(error)
             request = self.run.requests.get(index)
         if request is not None:
             greedy = self.run.param_sets[request.params].is_greedy
