@@ -111,6 +111,8 @@ class OnDemandStream(Stream):
                 self.scheduler.cancel(index, sample)
             if not samples:
                 self.scheduler.cancel(index)
+                if index in self.scheduler.scores:  # the running pass has computed it
+                    continue
             self.usage.prompt_tokens_unshared -= len(spec.tokens) * max(len(samples), 1)
             max_count -= max(len(samples), 1)
             withdrawn.append((self._plan_index_of[index], samples))
