@@ -132,7 +132,7 @@ def _count_fitting(needs_MR: Ints, free_M: Ints) -> int:
     return len(fits) if fits.all() else int(fits.argmin())
 
 
-_RETRY_STEPS: Final = 16  # steps after which rows that could not start are tried again
+_RETRY_CALLS: Final = 16  # calls of `activate` after which it tries again, 1 to 3 in a step
 _KEY_BITS: Final = 32  # low bits of a sort key: the sample index; high bits: the request's rank
 # Added to a sort key, this sorts a row after the first samples of the next request.
 _LATE_OFFSET: Final = 3 << (_KEY_BITS - 1)
@@ -188,8 +188,8 @@ class RowQueue:
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
         self.page_demand = PageDemandEstimator(run)
-        # The situation in which no row could start, and the number of steps until the next attempt.
-        self._failed_attempt, self._steps_to_retry = (-1, -1, -1), 0
+        # The situation in which no row could start, and the number of calls until the next attempt.
+        self._failed_attempt, self._calls_to_retry = (-1, -1, -1), 0
 
     @property
     def num_active(self) -> int:
@@ -301,10 +301,10 @@ class RowQueue:
         while len(self.ready) and self.num_active < max_rows:
             slots = self.ready[: max_rows - self.num_active]
             # If no row could start, none can until pages are freed or active rows come nearer to
-            # their end. Trying again in each step would take too long.
+            # their end. Trying again in each call would take too long.
             attempt = self._pool.num_freed, len(slots), int(slots[0])
-            self._steps_to_retry -= 1
-            if attempt == self._failed_attempt and self._steps_to_retry > 0 and self.num_active:
+            self._calls_to_retry -= 1
+            if attempt == self._failed_attempt and self._calls_to_retry > 0 and self.num_active:
                 return
             # The segment above may have become a cascaded one since the rows were made ready.
             for segment, part in self._by_segment(slots):
@@ -318,7 +318,7 @@ class RowQueue:
                 # A run that accepts requests keeps idle segments, which are evicted before a row
                 # has to wait.
                 if not request.added or not self._run.store.evict_idle():
-                    self._failed_attempt, self._steps_to_retry = attempt, _RETRY_STEPS
+                    self._failed_attempt, self._calls_to_retry = attempt, _RETRY_CALLS
                     return
 
     def _start(self, slots: Ints) -> None:
