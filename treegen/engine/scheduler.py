@@ -104,7 +104,7 @@ class Scheduler:
         self._error: Exception | None = None  # raised once all samples that had ended are returned
         early_samples = speculation.early_samples if speculation else 0
         self.queue = queue = RowQueue(
-            run, features.states, features.of_rows, early_samples=early_samples
+            run, features.states, features.row_features, early_samples=early_samples
         )
         self._chunk = resources.prefill_chunk
         self._passes = PrefillPasses(run, queue, features, chunk=resources.prefill_chunk)
@@ -243,7 +243,7 @@ class Scheduler:
             if not self.queue.states.can_leave_segments(self.queue.active()):
                 self._admission.drop_keys(of_rows=True)
             recompute_segments(self.run, self.queue, self.features, self._chunk)
-        self._steps.forget()
+        self._steps.drop_cached_rows()
         self.usage.seconds += time.perf_counter() - start
         self.usage.prefill_seconds += time.perf_counter() - start
 
