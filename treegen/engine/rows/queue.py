@@ -385,28 +385,28 @@ class RowQueue:
             rows.add_pages(need, self._pool.allocate(len(need)))
         return 0
 
-    def reserve_lookahead(self, order: Ints, counts: Ints, more: Ints) -> Ints:
+    def reserve_lookahead(self, order: Ints, counts: Ints, num_R: Ints) -> Ints:
         """Allocate pages for further tokens, unless that takes more than half of the free pages.
 
         Args:
             order: Slots of the rows, [rows].
             counts: Number of generated tokens of each row, [rows].
-            more: Number of further tokens of each row, [rows].
+            num_R: Number of further tokens of each row, [rows].
 
         Returns:
-            For how many further tokens each row has pages, at most `more`.
+            For how many further tokens each row has pages, at most `num_R`.
         """
         rows, size = self._run.rows, self._page_size
         used = rows.stop[order] + counts - rows.base[order]
-        missing_R = np.maximum(-(-(used + more) // size) - rows.num_pages[order], 0)
+        missing_R = np.maximum(-(-(used + num_R) // size) - rows.num_pages[order], 0)
         need = np.flatnonzero(missing_R)
         if len(need):
             total = int(missing_R.sum())
             if 2 * total > self._pool.num_free:
-                room: Ints = np.minimum(more, rows.num_pages[order] * size - used)
+                room: Ints = np.minimum(num_R, rows.num_pages[order] * size - used)
                 return room
             rows.add_pages(order[need], self._pool.allocate(total), missing_R[need])
-        return more
+        return num_R
 
     def preempt_last(self) -> bool:
         """Make the last active row ready and free its pages. Return False if only one is active."""
@@ -462,14 +462,14 @@ class RowQueue:
             for slot in slots.tolist():
                 self.resuming.pop(slot, None)
 
-    def count_missing_slots(self, request: LiveRequest, more: int = 0) -> int:
+    def count_missing_slots(self, request: LiveRequest, segment_slots: int = 0) -> int:
         """Return how many recurrent state slots are missing to start a request.
 
         Args:
             request: The request, of which one row is counted if it has rows.
-            more: Number of slots that it needs in addition to its row's.
+            segment_slots: Number of slots that its segments need. Default: 0.
         """
-        return self.states.count_missing(more, has_row=bool(request.spec.rows))
+        return self.states.count_missing(segment_slots, has_row=bool(request.spec.rows))
 
     def check(self, starting: Ints, ended: Ints) -> None:
         """Assert that every row is in the queue of its phase, and in no other.
