@@ -136,11 +136,11 @@ class SelfCheck:
             "all levels shared": {"sharing": "all"},
             "steps not launched ahead": {"run_ahead": False},
         }
-        for what, changed in changes.items():
+        for name, changed in changes.items():
             model, tokenizer = self._llm.model, self._llm.tokenizer
             del self._llm  # frees its pages
             self._llm = LLM(model, tokenizer=tokenizer, **{**self._options, **changed})
-            yield self._compare(what, problems)
+            yield self._compare(name, problems)
 
     def _compare(self, name: str, problems: _Problems, skip: Sequence[int] = ()) -> Arrangement:
         samples, usage = self._run(problems, skip)
