@@ -28,7 +28,7 @@ from forked_ranks import forked_group
 from processes import descendants, living
 
 from treegen import LLM, SamplingParams
-from treegen.errors import NumericsError, WorkerError
+from treegen.errors import InputError, NumericsError, WorkerError
 from treegen.model import rank_processes
 from treegen.model.load import load_model
 from treegen.model.model import Model
@@ -238,3 +238,14 @@ def test_ranks_can_be_used_after_a_failure_between_logits_and_masked_draws(
             stream.step()
         again = llm.run(tree_of(3), params)
     assert [c.tokens for c in again.completions] == [c.tokens for c in expected.completions]
+
+
+def test_ranks_can_be_used_after_options_that_the_model_does_not_support(tmp_path: Path) -> None:
+    """The other ranks hear of no options that rank 0 refuses."""
+    path = str(tiny_models.save_tiny_model(tmp_path))
+    with forked_group(2) as group:
+        model = group.load(partial(load_model, path, dtype="bfloat16"))
+        make = partial(LLM, model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB")
+        with pytest.raises(InputError, match="reproducible"):
+            make(reproducible=True)
+        assert len(make().run(tree_of(2), SamplingParams(max_tokens=3)).completions) == 6
