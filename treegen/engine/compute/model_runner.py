@@ -358,8 +358,9 @@ class ModelRunner:
             number: Number of earlier steps of the run.
         """
         self._deferred = None
-        with _CollectiveGuard(self._leader), torch.inference_mode():
-            draws = undrawn.draw(masks)
+        with _CollectiveGuard(self._leader):
+            with torch.inference_mode():
+                draws = undrawn.draw(masks)
             self._record_drawn(draws, number)
         return draws
 
