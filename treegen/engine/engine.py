@@ -277,7 +277,7 @@ class Engine:
                     self.encoder_cache.clear()
                 running = self._running() if self._is_running() and self._running else None
                 if running is not None:
-                    running.note_update(mode)
+                    running.schedule_update(mode)
                 elif mode != "keep":
                     self.prefix_cache.clear()
                 if mode != "keep":

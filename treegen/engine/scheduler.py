@@ -188,15 +188,18 @@ class Scheduler:
     def step(self) -> list[Completion]:
         """Run one forward pass; return samples that are known to have ended.
 
-        Raises NumericsError if the model's logits are not numbers, CapacityError if the cache or
-        the GPU's memory is too small, InternalError if no remaining work can proceed. Samples that
-        had ended before an error are returned first; then the next call raises.
+        Samples that had ended before an error are returned first; then the next call raises it.
+
+        Raises:
+            NumericsError: the model's logits are not numbers.
+            CapacityError: the cache or the GPU's memory is too small.
+            InternalError: work is left, but none of it can proceed.
         """
         if self._error is None:
             try:
                 with use_device(self.run.model.device), self.run.gate.step():
                     if self._update is not None:
-                        self._follow_update()
+                        self._apply_update()
                     self._step()
             except Exception as error:
                 self._keep_error(error)
@@ -221,15 +224,15 @@ class Scheduler:
         with suppress(Exception):
             self._outputs.report_all()
 
-    def note_update(self, mode: CacheMode) -> None:
-        """Make the next step begin with what an update of the weights requires.
+    def schedule_update(self, mode: CacheMode) -> None:
+        """Make the next step drop or compute again what an update of the weights invalidates.
 
         Args:
             mode: What is computed again; see `LLM.update`.
         """
         self._update = max(mode, self._update or mode, key=CACHE_MODES.index)
 
-    def _follow_update(self) -> None:
+    def _apply_update(self) -> None:
         """Record versions from now on, and drop or compute again what the old weights computed."""
         start, mode = time.perf_counter(), self._update
         self._update = None

@@ -262,9 +262,9 @@ class ModelRunner:
                 windowed=windowed,
             )
             if prefills is None:
-                cache.note_tokens(slots_T, tokens_T)
+                cache.record_tokens(slots_T, tokens_T)
                 return self._model.forward(batch), levels
-            cache.note_tokens(*to_device_together([inputs.slots, inputs.tokens], device))
+            cache.record_tokens(*to_device_together([inputs.slots, inputs.tokens], device))
             return prefills.run(batch), levels
 
     def build_histories(

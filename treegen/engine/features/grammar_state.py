@@ -37,7 +37,7 @@ class GrammarState:
 
     prompt: Tokens
     """The end of the prompt before the text."""
-    before: list[int]
+    path_tokens: list[int]
     """Drawn tokens on the path to a node of a search; the text begins with them."""
     budgets: Budgets
     """Thinking budgets of the samples of the text; the row's is the last."""
@@ -86,13 +86,15 @@ def start_state(
         InputError: the tokens drawn on the path to the segment do not fit the grammar.
     """
     stopping = param_set.stopping
-    before, budgets = _drawn_before(segment, param_set.params)
-    if before:
-        prompt = segment.path_tokens()[: -len(before)]
+    path_tokens, budgets = _find_path_tokens(segment, param_set.params)
+    if path_tokens:
+        prompt = segment.path_tokens()[: -len(path_tokens)]
     thinks = stopping.thinking is not None and not stopping.thinking.closes(prompt)
-    state = GrammarState(prompt, before, budgets, grammar.start(lane), lane, None if thinks else 0)
-    if before:
-        state.read(before, param_set)
+    state = GrammarState(
+        prompt, path_tokens, budgets, grammar.start(lane), lane, None if thinks else 0
+    )
+    if path_tokens:
+        state.read(path_tokens, param_set)
     elif thinks and (tags := stopping.thinking) and (tags.always or tags.opens(prompt)):
         state.num_read = -1  # so that the grammar does not restrict the first token
         if state.is_bound and not state.matcher.is_error():
@@ -106,7 +108,7 @@ def start_state(
     return state
 
 
-def _drawn_before(segment: LiveSegment, params: SamplingParams) -> tuple[list[int], Budgets]:
+def _find_path_tokens(segment: LiveSegment, params: SamplingParams) -> tuple[list[int], Budgets]:
     """Return the tokens up to a segment's end, from the first one drawn for the same grammar.
 
     Args:

@@ -255,7 +255,7 @@ class PagedCache:
         self.tokens_S: Tensor = tokens.view(-1)
         self.pool = PagePool(num_pages)
 
-    def note_tokens(self, slots_T: Tensor, tokens_T: Tensor) -> None:
+    def record_tokens(self, slots_T: Tensor, tokens_T: Tensor) -> None:
         """Record the token ids of the cache slots [T] into which a pass writes keys and values."""
         self.tokens_S.scatter_(0, slots_T, tokens_T.int())
 
