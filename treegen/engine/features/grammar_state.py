@@ -97,15 +97,39 @@ def start_state(
         state.read(path_tokens, param_set)
     elif thinks and (tags := stopping.thinking) and (tags.always or tags.opens(prompt)):
         state.num_read = -1  # so that the grammar does not restrict the first token
-        if state.is_bound and not state.matcher.is_error():
-            state.matcher.compute_bitmask()  # which fails if no token can follow
-    if state.matcher.is_error():
-        raise InputError(
-            "the text of the node is not a valid beginning of its "
-            f"{(param_set.params.structure or '?')[0]} ({describe_failure(state.matcher)}); "
-            "sample the node without this structure, or sample from a node above"
-        )
+    _check_node_text(state.matcher, param_set.params)
     return state
+
+
+def check_start(
+    segment: LiveSegment, prompt: Tokens, param_set: ParamSet, grammar: Grammar
+) -> None:
+    """Check that a text below a segment can start, before its request is added to a run.
+
+    Args:
+        segment: The segment at the end of the prompt.
+        prompt: Tokens of the prompt; the end is enough.
+        param_set: Sampling parameters of the text.
+        grammar: Its grammar.
+
+    Raises:
+        InputError: the tokens drawn on the path to the segment do not fit the grammar, or no token
+            can follow them.
+    """
+    state = start_state(segment, prompt, param_set, grammar)
+    if state.is_bound:
+        state.matcher.compute_bitmask()  # fails if no token can follow
+        _check_node_text(state.matcher, param_set.params)
+
+
+def _check_node_text(matcher: LLMatcher, params: SamplingParams) -> None:
+    """Raise InputError if a matcher has failed on the text of a node."""
+    if matcher.is_error():
+        raise InputError(
+            f"the text of the node is not a valid beginning of its {(params.structure or '?')[0]} "
+            f"({describe_failure(matcher)}); sample the node without this structure, or sample "
+            "from a node above"
+        )
 
 
 def _find_path_tokens(segment: LiveSegment, params: SamplingParams) -> tuple[list[int], Budgets]:

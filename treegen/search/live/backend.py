@@ -16,7 +16,7 @@ import numpy as np
 from treegen.common.outputs import Completion, Score, Status
 from treegen.common.params import SamplingParams
 from treegen.common.spec import ModelSpec
-from treegen.engine.features.grammar_state import start_state
+from treegen.engine.features.grammar_state import check_start
 from treegen.engine.requests.output_processor import GeneratedSegment
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
@@ -223,7 +223,7 @@ class LiveBackend:
         param_set = self.scheduler.run.add_params(params, self._make_stop_conditions(params))
         draw_params = self.scheduler.run.param_sets[param_set]
         if draw_params.stopping.grammar is not None:
-            start_state(context.segment, spec.tokens, draw_params, draw_params.stopping.grammar)
+            check_start(context.segment, spec.tokens, draw_params, draw_params.stopping.grammar)
         ticket: LiveResults[BackendSample] = LiveResults(search, [None] * len(indices))
         segment = self.scheduler.run.store.retain(context.segment)
 
