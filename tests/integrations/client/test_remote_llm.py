@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -42,7 +43,10 @@ from treegen.search import (
 pytest.importorskip("treegen.integrations.client")
 
 from treegen.integrations.client import RemoteLLM
+from treegen.integrations.client.step_requests import NodeContext, StepCall, StepRequest, Ticket
 from treegen.integrations.server.node_params import NodeLimits
+from treegen.integrations.server.node_types import RootOperation, SampleOperation
+from treegen.search.budgeted_search import BudgetedSearch
 
 QUESTION = "Question: {} has 3 apples and buys 5 more. How many apples does {} have?\nAnswer:"
 PROBLEMS = [(name, QUESTION.format(name, name)) for name in ("Tom", "Ann", "Eve")]
@@ -350,6 +354,20 @@ def test_more_calls_than_a_request_has_room_for(remote: RemoteLLM, local: LLM) -
 
     problems, whole = PROBLEMS[:1], SamplingParams(max_tokens=1, seed=4)
     check_equal(remote.search(search, problems, whole), local.search(search, problems, whole))
+
+
+def test_a_tree_may_be_deeper_than_the_recursion_limit() -> None:
+    context = NodeContext(None, "a", "")
+    for _ in range(sys.getrecursionlimit() + 1):
+        context = NodeContext(context, "b", f"{context.path}+0/")
+    request = StepRequest(10_000, None)
+    ticket = Ticket(BudgetedSearch("", None, None), [None])
+    make = partial(SampleOperation, op="sample")
+    assert request.add(StepCall(ticket, context, "name", make, range(1), 1, None))
+    root, *others = request.operations
+    assert isinstance(root, RootOperation) and root.name == "name"
+    nodes = [operation.node for operation in others if not isinstance(operation, RootOperation)]
+    assert nodes == [f"#{index}" for index in range(sys.getrecursionlimit() + 2)]
 
 
 def test_a_prompt_that_needs_more_operations_than_a_request_has_is_an_error() -> None:

@@ -44,7 +44,10 @@ class NodeContext:
     @property
     def root(self) -> NodeContext:
         """The root of its tree."""
-        return self if self.above is None else self.above.root
+        node = self
+        while node.above is not None:  # a tree may be deeper than the interpreter's recursion limit
+            node = node.above
+        return node
 
     @property
     def is_pending(self) -> bool:
@@ -130,19 +133,19 @@ class StepRequest:
         # Half of a request is left for dropped nodes.
         if self.operations and len(self.operations) + num > max(1, self._max_operations // 2):
             return False
+        if num > self._max_operations and is_temporary:
+            raise InputError(
+                f"scoring this prompt needs {num:,} operations, one for each extension of the "
+                f"prompt, but the server accepts at most {self._max_operations:,}; join the texts "
+                "into fewer extensions"
+            )
+        for context in missing[: self._max_operations]:
+            self._create(context, call.root_name, names)
         if num > self._max_operations:
-            if is_temporary:
-                raise InputError(
-                    f"scoring this prompt needs {num:,} operations, one for each extension of the "
-                    f"prompt, but the server accepts at most {self._max_operations:,}; join the "
-                    "texts into fewer extensions"
-                )
-            self._name(missing[self._max_operations - 1], call.root_name, names)
             self.postponed.append(call)
             return True
-        name = self._name(call.context, call.root_name, names)
         self.calls.append((len(self.operations), call))
-        self.operations.append(call.make(node=name))
+        self.operations.append(call.make(node=_refer_to(call.context, names)))
         if is_temporary:
             self.operations.append(DropOperation(op="drop", node=names[root]))
         return True
@@ -185,38 +188,38 @@ class StepRequest:
         assert context.id is not None
         self.operations.append(DropOperation(op="drop", node=context.id))
 
-    def _name(
+    def _create(
         self, context: NodeContext, root_name: str | None, names: dict[NodeContext, str]
-    ) -> str:
-        """Return how operations refer to a node, which is created if it does not exist.
+    ) -> None:
+        """Add the operation that creates a node, below a node that has an id or a name.
 
         Args:
             context: The node.
-            root_name: Name of its root, if that has to be created.
-            names: Nodes that the request creates; a new node is added.
+            root_name: Name of the root, if the node is one.
+            names: Nodes that the request creates, to which this node is added.
         """
-        if context.id is not None:
-            return context.id
-        if context not in names:
-            operation = self._make_creation(context, root_name, names)
-            names[context] = f"#{len(self.operations)}"
-            if names is self._names:
-                context.creator = self
-                self.created.append((len(self.operations), context))
-            else:
-                self.temporary.append((len(self.operations), context))
-            self.operations.append(operation)
-        return names[context]
-
-    def _make_creation(
-        self, context: NodeContext, root_name: str | None, names: dict[NodeContext, str]
-    ) -> Operation:
-        content = context.content
+        content, index = context.content, len(self.operations)
+        operation: Operation
         if context.above is None:
-            return RootOperation(
+            operation = RootOperation(
                 op="root", prompt=content, name=root_name, seed=0, lease_seconds=self._lease
             )
-        above = self._name(context.above, root_name, names)
-        index = int(context.path.split("/")[-2].removeprefix("+"))
-        content_field: Any = {"text": content} if isinstance(content, str) else {"parts": content}
-        return ExtendOperation(op="extend", node=above, index=index, **content_field)
+        else:
+            operation = ExtendOperation(
+                op="extend",
+                node=_refer_to(context.above, names),
+                index=int(context.path.split("/")[-2].removeprefix("+")),
+                **({"text": content} if isinstance(content, str) else {"parts": content}),
+            )
+        names[context] = f"#{index}"
+        if names is self._names:
+            context.creator = self
+            self.created.append((index, context))
+        else:
+            self.temporary.append((index, context))
+        self.operations.append(operation)
+
+
+def _refer_to(context: NodeContext, names: dict[NodeContext, str]) -> str:
+    """Return the id of a node, or the reference to the operation that creates the node."""
+    return names[context] if context.id is None else context.id
