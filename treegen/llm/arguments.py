@@ -192,8 +192,8 @@ def read_prompts(prompts: Iterable[PromptInput] | PromptInput) -> list[Any]:
     """Return the prompts of a call as texts, token ids or chat messages.
 
     Args:
-        prompts: A list of prompts, or one prompt: a text, token ids, or a dict with `prompt` or
-            `prompt_token_ids`.
+        prompts: A list of prompts, or one prompt: a text, token ids (a list, an array or a tensor),
+            or a dict with `prompt` or `prompt_token_ids`.
 
     Raises:
         InputError: an item is a chat message, or a dict with other keys.
@@ -201,7 +201,8 @@ def read_prompts(prompts: Iterable[PromptInput] | PromptInput) -> list[Any]:
     if isinstance(prompts, str | Mapping):
         prompts = [prompts]
     contents = as_list("prompts", prompts)
-    if contents and hasattr(contents[0], "__index__"):
+    # Arrays and tensors also have __index__; those with dimensions are prompts, and not token ids.
+    if contents and hasattr(contents[0], "__index__") and not getattr(contents[0], "ndim", 0):
         return [contents]
     for item in contents:
         if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
@@ -209,7 +210,8 @@ def read_prompts(prompts: Iterable[PromptInput] | PromptInput) -> list[Any]:
                 "a prompt has no name here, got a (name, prompt) pair; pass only the prompt, or "
                 "call llm.run with a Node(prompt, id=name) for each prompt"
             )
-    return [_read_prompt(item) if isinstance(item, Mapping) else item for item in contents]
+    contents = [_read_prompt(item) if isinstance(item, Mapping) else item for item in contents]
+    return [item.tolist() if getattr(item, "ndim", 0) == 1 else item for item in contents]
 
 
 def _read_prompt(item: Mapping[str, Any]) -> Any:
@@ -234,9 +236,8 @@ def _read_prompt(item: Mapping[str, Any]) -> Any:
         raise InputError(
             f"a prompt that is a dict must have the key {' or '.join(_PROMPT)}; add one of the keys"
         )
-    return values.get(
-        "prompt_token_ids", values.get("prompt")
-    )  # vLLM reads the ids if both are given
+    # vLLM reads the ids if both are given.
+    return values.get("prompt_token_ids", values.get("prompt"))
 
 
 def repeat_params(
