@@ -156,8 +156,10 @@ class Dispatcher:
         items = [item for lane in self._lanes.values() for item in lane]
         items += [item for part, _ in self._suspects for item in part]
         keys = {item.key for item in items} | {k for parts in self._open.values() for k in parts}
-        for key in keys:
-            self._leave_out(key)
+        self.left_out |= keys
+        for lane in self._lanes.values():
+            lane.clear()
+        self._suspects.clear()
         self._open.clear()
         return sorted(keys)
 
