@@ -184,7 +184,8 @@ class EngineLoop:
 
     @property
     def _is_drained(self) -> bool:
-        return self.closing and not self.open_rows
+        # Calls of nodes may count no rows.
+        return self.closing and not self.open_rows and not self._node_calls
 
     def _admit(self, call: AsyncCall) -> None:
         if call.is_over:

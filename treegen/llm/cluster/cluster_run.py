@@ -143,11 +143,13 @@ class ClusterRun:
     def step(self) -> list[Result]:
         """Return new results after at most a fifth of a second, possibly none.
 
-        Raises what one LLM raises, and WorkerError if no worker is left.
+        A closed run has none. Raises what one LLM raises, and WorkerError if no worker is left.
         """
         if self._error is not None:
             raise self._error
         results: list[Result] = []
+        if self.closed:
+            return results
         if gone := self._pool.session.describe_failure():
             self._give_up(gone)
             return []
@@ -351,7 +353,8 @@ class ClusterRun:
         """Stop the run and drop results that have not arrived."""
         if not self.closed:
             self.closed = True
-            for slot in self._shares:
+            for slot, share in self._shares.items():
+                share.turns.clear()
                 slot.actor.end.remote(self._id)
 
 

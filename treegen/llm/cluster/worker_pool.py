@@ -80,7 +80,7 @@ class WorkerSlot:
         return f"worker {self.number}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class WorkerPool:
     """All workers of one Cluster."""
 
@@ -142,7 +142,7 @@ class WorkerPool:
             has_died = slot.failures > failures
             if gone := self.session.describe_failure(at_once=has_died):
                 raise WorkerError(f"{slot.name} cannot be started: {gone}; try again")
-            if all(each.over for each in self.slots):
+            if all(other.over for other in self.slots):
                 raise WorkerError(f"{make_no_workers_error(self.slots)}; start the run again")
             if has_died:
                 action = "given up" if slot.over else "restarted"
