@@ -15,7 +15,7 @@ import pytest
 
 from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
 from treegen.demo import model_path
-from treegen.errors import BusyError, InternalError, NumericsError
+from treegen.errors import BusyError, InternalError, NumericsError, StoppedError
 from treegen.prompts import grammars, stops
 from treegen.search.budget import SearchUsage
 from treegen.search.budgeted_search import BudgetedSearch
@@ -331,6 +331,13 @@ def test_closing_waits_for_calls_or_ends_them(loaded: LLM) -> None:
     assert asyncio.run(ask(True))[1][0][0].num_tokens
     with pytest.raises(InputError, match="did not finish"):
         asyncio.run(ask(False))
+
+
+def test_a_prompt_that_is_encoded_while_it_closes_gets_the_same_error(loaded: LLM) -> None:
+    served = AsyncLLM(loaded)
+    served.close()
+    with pytest.raises(StoppedError, match="closed during the call"):
+        asyncio.run(served._encoder.encode([PROMPT], {}))
 
 
 def test_closing_waits_for_calls_of_nodes_that_count_no_rows(loaded: LLM) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, StoppedError
 from treegen.prompts.chat_images import has_image_files, has_images, open_images, render_turns
 from treegen.prompts.plan.requests import build_flat_requests
 from treegen.prompts.radix import Tokens
@@ -241,6 +241,9 @@ async def _run_in(
         thread: The thread.
         function: The function.
         *args: Its arguments.
+
+    Raises:
+        StoppedError: the thread was ended meanwhile.
     """
 
     def run() -> _Result:
@@ -251,7 +254,11 @@ async def _run_in(
         except BaseException as error:
             raise _convert_panic(error) from error
 
-    return await asyncio.get_running_loop().run_in_executor(thread, run)
+    try:
+        result = asyncio.get_running_loop().run_in_executor(thread, run)
+    except RuntimeError:
+        raise StoppedError("this AsyncLLM was closed during the call") from None
+    return await result
 
 
 def _convert_panic(error: BaseException) -> Exception:
