@@ -95,7 +95,8 @@ class SearchRequest:
                 content = message.get("content")
                 if isinstance(content, str):
                     return content
-                return "\n".join(part["text"] for part in content or () if "text" in part)
+                parts = content or ()
+                return "\n".join(p["text"] for p in parts if p.get("type") != "image_url")
         return ""
 
 
