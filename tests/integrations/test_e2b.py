@@ -85,6 +85,18 @@ def test_a_world_that_gets_no_directory_is_closed(
     use(body)
 
 
+def test_an_error_of_the_files_leaves_no_sandbox(cloud: Cloud) -> None:
+    def files(problem: Any) -> Any:
+        raise KeyError("files")
+
+    async def body(environment: E2BEnvironment) -> None:
+        with pytest.raises(KeyError):
+            await environment.start(PROBLEM)
+        assert not cloud.sandboxes and not environment.worlds
+
+    use(body, files=files)
+
+
 def test_forks_and_snapshots(cloud: Cloud) -> None:
     async def body(environment: E2BEnvironment) -> None:
         first = await environment.start(PROBLEM)

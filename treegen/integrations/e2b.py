@@ -112,6 +112,7 @@ class E2BEnvironment:
         Raises:
             WorldError: The server fails.
         """
+        files = self._files(problem)  # first, because an error must leave no sandbox
         try:
             world = await self._create(self._new)
         except MissingError:
@@ -124,7 +125,7 @@ class E2BEnvironment:
         except BaseException:
             await world.close()
             raise
-        await write_first_files(world, self._files(problem))
+        await write_first_files(world, files)
         return world
 
     async def restore(self, snapshot: str) -> E2BWorld:

@@ -86,6 +86,18 @@ def test_files_that_cannot_be_listed_are_not_no_files(
     use(body)
 
 
+def test_an_error_of_the_files_leaves_no_sandbox(empty: Path) -> None:
+    def files(problem: Any) -> Any:
+        raise KeyError("files")
+
+    async def body(environment: InspectEnvironment) -> None:
+        with pytest.raises(KeyError):
+            await environment.start(PROBLEM)
+        assert not environment._worlds
+
+    use(body, files=files)
+
+
 def test_forks(empty: Path) -> None:
     async def body(environment: InspectEnvironment) -> None:
         first = await environment.start(PROBLEM)

@@ -135,8 +135,9 @@ class InspectEnvironment:
             WorldError: The sandbox does not start.
         """
         config = self._config(problem) if callable(self._config) else self._config
+        files = self._files(problem)  # first, because an error must leave no sandbox
         world = await self._create(config, config)
-        await write_first_files(world, self._files(problem))
+        await write_first_files(world, files)
         return world
 
     async def restore(self, snapshot: str) -> InspectWorld:
