@@ -42,7 +42,7 @@ from treegen.search import (
 
 pytest.importorskip("treegen.integrations.client")
 
-from treegen.integrations.client import RemoteLLM
+from treegen.integrations.client import RemoteLLM, connection
 from treegen.integrations.client.step_requests import NodeContext, StepCall, StepRequest, Ticket
 from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.node_types import RootOperation, SampleOperation
@@ -447,6 +447,27 @@ def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
     assert remote.generate([]) == []
     with pytest.raises(InputError, match="does not return logprobs"):
         remote.generate(prompts, SamplingParams(logprobs=2))
+
+
+def test_many_prompts_share_connections(
+    running: Running, remote: RemoteLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_open = num_most = 0
+    generate = running.served.generate
+
+    async def count(*args: Any, **how: Any) -> Any:
+        nonlocal num_open, num_most
+        num_open += 1
+        num_most = max(num_most, num_open)
+        try:
+            return await generate(*args, **how)
+        finally:
+            num_open -= 1
+
+    monkeypatch.setattr(running.served, "generate", count)
+    monkeypatch.setattr(connection, "_MAX_CONNECTIONS", 3)
+    assert len(remote.generate([str(index) for index in range(12)], PARAMS)) == 12
+    assert 1 < num_most <= 3
 
 
 def draw_everywhere(

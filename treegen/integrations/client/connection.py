@@ -38,6 +38,7 @@ _LONGEST_WAIT: Final = 8.0
 _REPEATED: Final = (408, 429, 500, 502, 503, 504)
 _LONGEST_RETRY_AFTER: Final = 60.0  # however long the server says
 _CONNECT_SECONDS: Final = 10.0
+_MAX_CONNECTIONS: Final = 512  # a process may often have only 1,024 open files, also on the server
 
 
 class Connection:
@@ -70,7 +71,7 @@ class Connection:
             headers=headers,
             verify=_make_tls_context(),
             timeout=httpx2.Timeout(timeout, connect=_CONNECT_SECONDS, pool=None),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256),
+            limits=httpx2.Limits(max_connections=_MAX_CONNECTIONS),
         )
 
     async def __aenter__(self) -> Connection:
