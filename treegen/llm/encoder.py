@@ -86,8 +86,8 @@ class NodeCall:
 
 _Result = TypeVar("_Result")
 _MAX_CACHED_TOKENS: Final = 2**22  # tokens of all cached prompts together
-ENTRY: Final = 64
-"""Extra tokens that each cached prompt counts for, because its key and its array take memory."""
+TOKENS_PER_ENTRY: Final = 64
+"""Tokens that a cached prompt counts in addition to its own, for its key and its array."""
 
 
 class PromptEncoder:
@@ -194,7 +194,7 @@ class PromptEncoder:
         requests = build_flat_requests(
             contents, prompt_params, self._tokenizer, spec, template, images
         )
-        if key is not None and not requests[0].images:  # images would have to be kept as long
+        if key is not None and not requests[0].images:  # the cache does not keep images
             self._cache.put(key, requests[0].tokens)
         return requests
 
@@ -293,9 +293,9 @@ class PromptCache:
         if key is None or key in self._tokens:
             return
         self._tokens[key] = tokens
-        self._num_tokens += len(tokens) + ENTRY
+        self._num_tokens += len(tokens) + TOKENS_PER_ENTRY
         while self._num_tokens > self._max_tokens:
-            self._num_tokens -= len(self._tokens.popitem(last=False)[1]) + ENTRY
+            self._num_tokens -= len(self._tokens.popitem(last=False)[1]) + TOKENS_PER_ENTRY
 
 
 def key_of(content: object, template: Mapping[str, Any]) -> bytes | None:
