@@ -42,15 +42,15 @@ class BatchRunner:
         """Create a runner; `calls` runs the operations."""
         self._calls = calls
 
-    async def run(self, client: Client, ask: BatchRequest, changes: Changes) -> BatchAnswer:
+    async def run(self, client: Client, request: BatchRequest, changes: Changes) -> BatchAnswer:
         """Run several operations, which may name nodes that earlier ones make.
 
         Args:
             client: The client.
-            ask: The request.
+            request: The request.
             changes: Records what the batch changes.
         """
-        operations = ask.operations
+        operations = request.operations
         for index, operation in enumerate(operations):
             for needed in _find_references(operation):
                 if needed >= index:
@@ -60,7 +60,7 @@ class BatchRunner:
                         "use only results of earlier operations",
                         f"operations.{index}.{field}",
                     )
-        check_answer_size([ask for ask in operations if isinstance(ask, ScoreOperation)])
+        check_answer_size([op for op in operations if isinstance(op, ScoreOperation)])
         tasks: list[asyncio.Task[Result]] = []
         last_drop = 0
         try:
