@@ -1,8 +1,8 @@
-"""HTTP requests to a server, repeated until an answer comes.
+"""HTTP requests to a server, with retries.
 
-Every request has an idempotency key. If the answer of a request for nodes is lost on its way, the
-server returns it again while it is stored. Requests for completions are computed again, with equal
-draws if they have a seed.
+Every request has an idempotency key. If the response to a request for nodes is lost, a retry gets
+the stored response. A retried request for completions is computed again, with equal draws if it has
+a seed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ with require_extra("the client needs httpx2", "client"):
     import httpx2
 
 _FIRST_WAIT: Final = 0.25  # seconds
-_LONGEST_WAIT: Final = 8.0
-_REPEATED: Final = (408, 429, 500, 502, 503, 504)
-_LONGEST_RETRY_AFTER: Final = 60.0  # however long the server says
+_LONGEST_WAIT: Final = 8.0  # seconds
+_RETRIED_STATUSES: Final = (408, 429, 500, 502, 503, 504)
+_LONGEST_RETRY_AFTER: Final = 60.0  # seconds, also if the server requests more
 _CONNECT_SECONDS: Final = 10.0
 _MAX_CONNECTIONS: Final = 512  # a process may often have only 1,024 open files, also on the server
 
@@ -46,7 +46,7 @@ class Connection:
 
     Attributes:
         num_sent: Bytes of the bodies that were sent.
-        num_requests: Requests that were sent, repetitions included.
+        num_requests: Requests that were sent, retries included.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Connection:
             base_url: Address of the server, such as http://127.0.0.1:8000/v1.
             api_key: The server's key; None for a server without one.
             model: Name of the model; empty for the served one.
-            timeout: Seconds to wait for one answer.
-            retries: How often a request is repeated.
+            timeout: Seconds to wait for one response.
+            retries: Maximum number of retries of a request.
         """
         self.num_sent = self.num_requests = 0
         self._model, self._retries = model, retries
@@ -118,9 +118,10 @@ class Connection:
             ) from None
 
     async def post(self, path: str, body: str) -> bytes:
-        """Send a body, and return the body of the answer.
+        """Send a body, and return the body of the response.
 
-        If no answer comes, or the server is busy, the request is repeated after growing times.
+        If no response arrives, or the server is busy or fails, the request is retried after growing
+        waits.
 
         Args:
             path: Path below the address of the server.
@@ -138,7 +139,7 @@ class Connection:
                 if response.status_code == 200:
                     return response.content
                 failure = self._failure(response)
-                if response.status_code not in _REPEATED:
+                if response.status_code not in _RETRIED_STATUSES:
                     raise failure
                 retry_after = _seconds(response.headers.get("retry-after", ""))
             except httpx2.RequestError as error:

@@ -35,7 +35,7 @@ from treegen.search.tree.node import SearchFn
 from treegen.search.tree.result import SearchProblem, SearchResult
 
 _END_SECONDS: Final = 10.0
-"""Time for dropping the nodes of a run on the server."""
+"""Maximum time for dropping the nodes of a run on the server."""
 
 
 class RemoteSearchRun(SearchResults):
@@ -191,9 +191,9 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             api_key: The server's key. Default: none.
             model: Name of the model. Default: the one that is served.
             timeout: Seconds to wait for one answer.
-            retries: How often a request is repeated if no answer comes or the server is busy. If
-                the server still has the answer of a search's request, it returns that; it computes
-                a repeated `generate` or `score` again.
+            retries: Maximum number of retries if no response arrives or the server is busy. If the
+                server still has the response to a request of a search, the retry gets this
+                response. The server computes a retried `generate` or `score` again.
             lease_seconds: Seconds that a search may pause until the server drops its tree. The
                 server limits it. Default: the server's, which is usually 10 minutes.
 
@@ -382,9 +382,9 @@ async def _complete_all(
     answers = await gather(map(request, contents, assumed))
     tokens = (prompt_tokens_of(*pair) for pair in zip(contents, answers, strict=True))
     firsts = _first_indices(map(hash_prompt, tokens), params)
-    wrong = [index for index, first in enumerate(firsts) if first != assumed[index]]
-    again = await gather(request(contents[index], firsts[index]) for index in wrong)
-    for index, answer in zip(wrong, again, strict=True):
+    mismatched = [index for index, first in enumerate(firsts) if first != assumed[index]]
+    redone = await gather(request(contents[index], firsts[index]) for index in mismatched)
+    for index, answer in zip(mismatched, redone, strict=True):
         answers[index] = answer
     return list(zip(answers, firsts, strict=True))
 
