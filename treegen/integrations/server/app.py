@@ -305,7 +305,8 @@ class Server:
 
     async def _update_weights(self, request: Request) -> Response:
         assert self._weights is not None
-        return json_response(await self._weights.update(await self._body(request)))
+        updating = self._weights.update(await self._body(request))
+        return json_response(await cancel_on_disconnect(request, updating))
 
     def close(self) -> None:
         """End the thread of searches; from now on, the LLM keeps its images."""

@@ -6,9 +6,9 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -18,6 +18,7 @@ from treegen.errors import BusyError, CapacityError, ContextError, InputError, S
 from treegen.integrations.server.node_types import CONTEXT_ERROR
 from treegen.integrations.server.requests import RequestError, field_of
 
+_Result = TypeVar("_Result")
 _LOG: Final = logging.getLogger("treegen.integrations.server")
 _RETRY_AFTER: Final = 1  # seconds
 # Bytes of one piece of an answer. A client must read a piece in time before the next is written.
@@ -182,6 +183,29 @@ async def cancel_on_disconnect(request: Request, call: Awaitable[Any]) -> Any:
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
+
+
+async def run_exclusively(
+    lock: asyncio.Lock, call: Callable[[], Coroutine[Any, Any, _Result]]
+) -> _Result:
+    """Return the result of a call that holds a lock until it ends, also if the caller is cancelled.
+
+    If the caller is cancelled while it waits for the lock, the call does not start.
+
+    Args:
+        lock: The lock.
+        call: Returns the coroutine to run.
+    """
+    await lock.acquire()
+    task = asyncio.create_task(call())
+
+    def end(task: asyncio.Task[_Result]) -> None:
+        lock.release()
+        if not task.cancelled():
+            task.exception()  # so that asyncio does not report the error if the caller is gone
+
+    task.add_done_callback(end)
+    return await asyncio.shield(task)
 
 
 async def _wait_for_disconnect(request: Request) -> None:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticSerializationError
 from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import StoppedError
-from treegen.integrations.server.errors import StatusError
+from treegen.integrations.server.errors import StatusError, run_exclusively
 from treegen.integrations.server.given_text import (
     GivenText,
     name_params_in_errors,
@@ -284,17 +284,14 @@ class NodeCalls:
             raise StatusError(400, "the server has no verifier; restart it with --verifier", "op")
         texts = [read_judged_text(node) for node in nodes]
 
-        async def verify() -> list[float]:
-            async with self._verifying:
-                return await asyncio.to_thread(
-                    lambda: compute_values(verifier, [verifier.encode(*text) for text in texts])
-                )
+        def verify() -> list[float]:
+            return compute_values(verifier, [verifier.encode(*text) for text in texts])
 
         with ExitStack() as used:
             for tree in {node.tree for node in nodes}:
                 used.enter_context(tree.in_use())
-            # The thread of a cancelled call goes on, and so keeps the lock.
-            values = await asyncio.shield(asyncio.create_task(verify()))
+            # The thread of a cancelled call goes on, so it keeps the verifier.
+            values = await run_exclusively(self._verifying, lambda: asyncio.to_thread(verify))
         return RewardResult(rewards=values, memory=self.store.memory(client))
 
     async def read(self, client: Client, node: ServedNode) -> ReadResult:
