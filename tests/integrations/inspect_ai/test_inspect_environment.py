@@ -79,7 +79,7 @@ def test_files_that_cannot_be_listed_are_not_no_files(
 ) -> None:
     async def body(environment: InspectEnvironment) -> None:
         world = await environment.start(PROBLEM)
-        monkeypatch.setattr(inspect_world, "_LIST", "echo find: not found >&2; exit 127")
+        monkeypatch.setattr(inspect_world, "_LIST_COMMAND", "echo find: not found >&2; exit 127")
         with pytest.raises(WorldError, match="find failed in a sandbox: find: not found"):
             await world.observe()
 

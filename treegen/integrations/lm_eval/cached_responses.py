@@ -148,13 +148,15 @@ class ResponseCache:
         Raises:
             TreegenError: As for `LLM.stream`; RunError if the journal cannot be used.
         """
-        of_name = {prompt.name: prompt for prompt in prompts}
+        prompts_by_name = {prompt.name: prompt for prompt in prompts}
         keys = [(prompt.name, index) for prompt, num in prompts.items() for index in range(num)]
         with self._open_journal("samples") as file:
             stored = read_stored(file, keys) if file else {}
             for (name, index), record in stored.items():
-                yield of_name[name], index, record["tokens"]
-            missing = {name: of_name[name] for name, index in keys if (name, index) not in stored}
+                yield prompts_by_name[name], index, record["tokens"]
+            missing = {
+                name: prompts_by_name[name] for name, index in keys if (name, index) not in stored
+            }
             if not missing:
                 return
             leaves = [Node(p.tokens, samples=prompts[p], id=p.name) for p in missing.values()]

@@ -32,9 +32,9 @@ from treegen.integrations.lm_eval.conversion import (
 from treegen.integrations.lm_eval.tokenizer import (
     HarnessTokenizer,
     Pair,
-    fitting,
+    split_into_windows,
+    truncate_context,
     truncate_prompt,
-    windows,
 )
 from treegen.llm import LLM
 from treegen.llm.base import BaseLLM
@@ -141,7 +141,11 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self.prefix_token_id = self._texts.prefix_token_id
         self.tokenizer_name = str(self.tokenizer.name_or_path).replace("/", "__")
         self._device = torch.device(self.llm.model_info.device_type)
-        self._seed, self.max_gen_toks, self._thinks = seed, max_gen_toks, bool(enable_thinking)
+        self._seed, self.max_gen_toks, self._enables_thinking = (
+            seed,
+            max_gen_toks,
+            bool(enable_thinking),
+        )
         self._defaults = self.llm.spec.take_recommended() if sampling == "recommended" else {}
         self._revision = options.get("revision")
         self.max_length = self._resolve_max_length(max_length)
@@ -212,12 +216,12 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
         """Score the continuations of requests; long contexts are truncated on the left."""
-        if self._thinks:
+        if self._enables_thinking:
             raise InputError(
                 "enable_thinking affects only generated answers; remove enable_thinking for "
                 "tasks that score given texts"
             )
-        pairs = [fitting(before, after, self.max_length) for _, before, after in requests]
+        pairs = [truncate_context(before, after, self.max_length) for _, before, after in requests]
         answers: dict[int, tuple[float, bool]] = {}
         scores = self._answers.scores(pairs)
         for at, answer in _show_progress(scores, len(pairs), "loglikelihood", disable_tqdm):
@@ -230,19 +234,19 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     ) -> list[float]:
         """Score whole texts, in windows of the model's length."""
         pairs: list[Pair] = []
-        owner: list[int] = []
+        request_of_window: list[int] = []
         for at, request in enumerate(requests):
-            text_windows = windows(
+            text_windows = split_into_windows(
                 self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length
             )
             pairs += text_windows
-            owner += [at] * len(text_windows)
-        windows_of = Counter(owner)
+            request_of_window += [at] * len(text_windows)
+        windows_of = Counter(request_of_window)
         parts: list[list[float]] = [[] for _ in requests]
         scores = self._answers.scores(pairs)
         kind = "loglikelihood_rolling"
         for index, (logprob, _) in _show_progress(scores, len(pairs), kind, disable_tqdm):
-            at = owner[index]
+            at = request_of_window[index]
             parts[at].append(logprob)
             if len(parts[at]) == windows_of[at]:
                 self.cache_hook.add_partial(kind, requests[at].args, fsum(parts[at]))
@@ -284,7 +288,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             max_gen_toks=self.max_gen_toks,
             seed=self._seed,
             eos=self._texts.eos,
-            thinks=self._texts.think,
+            has_reasoning=self._texts.has_reasoning,
             defaults=self._defaults,
         )
         if self._images is not None and images:
@@ -292,8 +296,9 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             room = self.max_length - settings.params.max_tokens
             if len(tokens) > room:
                 raise CapacityError(
-                    f"a prompt with images has {len(tokens):,} tokens, but only {max(room, 0):,} "
-                    "fit beside max_gen_toks; lower max_gen_toks, or raise max_length"
+                    f"a prompt with images has {len(tokens):,} tokens, but max_length minus "
+                    f"max_gen_toks leaves only {max(room, 0):,}; lower max_gen_toks, or raise "
+                    "max_length"
                 )
             return SampledPrompt.of(tokens, settings.params), settings
         tokens = self._texts.encode_prompt(context)
