@@ -405,6 +405,10 @@ def test_a_search_chooses_its_lease(running: Running) -> None:
         ({"base_url": "http://[::1/v1"}, "base_url must be an address"),
         ({"base_url": "http://a:port/v1"}, "base_url must be an address"),
         ({"base_url": "http:///v1"}, "base_url must be an address"),
+        ({"api_key": "key\n"}, "api_key must be a text without line breaks"),
+        ({"api_key": ""}, "api_key must be a text"),
+        ({"timeout": 0}, "timeout must be more than 0"),
+        ({"timeout": "1"}, "timeout must be a finite number"),
         ({"lease_seconds": 0}, "lease_seconds must be more than 0"),
         ({"lease_seconds": float("nan")}, "lease_seconds must be a finite number"),
     ],
@@ -412,6 +416,12 @@ def test_a_search_chooses_its_lease(running: Running) -> None:
 def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         RemoteLLM(**{"base_url": "http://127.0.0.1:9/v1", **arguments})
+
+
+def test_keys_may_have_any_characters() -> None:
+    with listening(demo(), key="ключ 1") as running:
+        (output,) = RemoteLLM(f"{running.url}/v1", "ключ 1").generate(["a"], {"max_tokens": 1})
+    assert output[0].num_tokens == 1
 
 
 def test_a_server_cannot_make_the_client_wait_for_hours() -> None:

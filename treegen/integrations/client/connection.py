@@ -63,9 +63,9 @@ class Connection:
         """
         self.num_sent = self.num_requests = 0
         self._model, self._retries = model, retries
-        headers = {"Content-Type": "application/json"}
+        headers = {b"Content-Type": b"application/json"}
         if api_key is not None:
-            headers["Authorization"] = f"Bearer {api_key}"
+            headers[b"Authorization"] = f"Bearer {api_key}".encode()
         self._url = base_url
         self._client = httpx2.AsyncClient(
             headers=headers,
@@ -184,6 +184,15 @@ def _make_tls_context() -> ssl.SSLContext:
 def _seconds(text: str) -> float:
     """Return the seconds of a Retry-After header, at most a minute; 0 if it has a date."""
     return min(float(text), _LONGEST_RETRY_AFTER) if text.isdecimal() else 0.0
+
+
+def check_key(key: Any) -> None:
+    """Raise InputError unless a value can be an API key; the message does not show the value."""
+    if not isinstance(key, str) or not key or key != key.strip() or not key.isprintable():
+        raise InputError(
+            "api_key must be a text without line breaks and without spaces at its ends; copy the "
+            "key again, or leave api_key out for a server without keys"
+        )
 
 
 def check_url(url: Any) -> None:

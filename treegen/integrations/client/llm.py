@@ -12,7 +12,7 @@ from treegen.common.checks import check_int, check_number
 from treegen.common.outputs import RequestOutput, Score
 from treegen.common.params import Params, SamplingParams, check_params
 from treegen.errors import InputError
-from treegen.integrations.client.connection import Connection, check_url
+from treegen.integrations.client.connection import Connection, check_key, check_url
 from treegen.integrations.client.conversion import (
     as_text_or_ids,
     check_prompt,
@@ -201,11 +201,14 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             InputError: an argument cannot be used.
         """
         check_url(base_url)
+        if api_key is not None:
+            check_key(api_key)
         check_int("retries", retries, minimum=0)
-        if lease_seconds is not None:
-            check_number("lease_seconds", lease_seconds)
-            if not lease_seconds > 0:
-                raise InputError("lease_seconds must be more than 0")
+        for name, seconds in (("timeout", timeout), ("lease_seconds", lease_seconds)):
+            if seconds is not None:
+                check_number(name, seconds)
+                if not seconds > 0:
+                    raise InputError(f"{name} must be more than 0")
         self._lease = lease_seconds
         self._url, self._key, self._model = base_url.rstrip("/"), api_key, model
         self._timeout, self._retries = timeout, retries
