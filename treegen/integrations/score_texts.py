@@ -48,7 +48,7 @@ from treegen.runs.files import (
 )
 
 if TYPE_CHECKING:
-    from treegen.llm import LLM
+    from treegen.llm.base import BaseLLM
 
 _METADATA_KEY: Final = b"treegen"
 _FILE_PATTERN: Final = "scores-*.parquet"
@@ -194,7 +194,7 @@ class InputText:
 
 @check_argument_types
 def score_texts(
-    llm: LLM,
+    llm: BaseLLM,
     path: str | os.PathLike[str],
     folder: str | os.PathLike[str],
     *,
@@ -207,7 +207,7 @@ def score_texts(
     repeating it, and the file may have gained lines. Texts of a part are computed as one tree.
 
     Args:
-        llm: The model.
+        llm: An LLM or a Cluster.
         path: File of JSON lines; see `read_texts`.
         folder: Folder of the Parquet files, whose columns hold the scores.
         top: Number of most likely tokens to write at the position of each token.
@@ -254,12 +254,12 @@ def score_texts(
             yield Progress(extent.rows, extent.tokens, 0)
 
 
-def _check_settings(llm: LLM, folder: Path, top: int, extent: WrittenExtent) -> None:
+def _check_settings(llm: BaseLLM, folder: Path, top: int, extent: WrittenExtent) -> None:
     """Write the settings of the columns, or compare them with those of existing columns."""
     path = folder / "settings.json"
     settings: dict[str, Any] = {
         "model": llm.fingerprint,
-        "dtype": str(llm.model.dtype).removeprefix("torch."),
+        "dtype": llm.model_info.dtype,
         "top": top,
     }
     if not extent.rows:
@@ -290,7 +290,7 @@ def _skip_scored_texts(
 
 
 def _split_into_parts(
-    llm: LLM, texts: Iterator[InputText], top: int, max_logprobs: int
+    llm: BaseLLM, texts: Iterator[InputText], top: int, max_logprobs: int
 ) -> Iterator[tuple[list[InputText], list[Request]]]:
     """Yield texts with their requests, as many at a time as fit the memory."""
     part_texts: list[InputText] = []
@@ -311,7 +311,7 @@ def _split_into_parts(
         yield part_texts, requests
 
 
-def _encode_batch(llm: LLM, batch: list[InputText]) -> list[Request]:
+def _encode_batch(llm: BaseLLM, batch: list[InputText]) -> list[Request]:
     try:
         pairs = [(entry.context, entry.text) for entry in batch]
         return build_score_requests(pairs, llm.tokenizer, llm.spec, llm.images)
