@@ -70,7 +70,7 @@ class _TrainerLLM:
     def seed(self, trainer: Any) -> int:
         """Return the seed of the next rollout, which is the same in each run of the trainer.
 
-        The module's mode tells training from evaluation.
+        The mode of the module (`training`) shows whether this is an evaluation.
         """
         step, trains = trainer.state.global_step, trainer.model.training
         if self.step != step:

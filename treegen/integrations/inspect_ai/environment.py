@@ -354,7 +354,7 @@ class DockerImages:
     Containers that start from the images have the label too.
 
     Args:
-        run: What tells the run from others.
+        run: Text that identifies the run.
     """
 
     def __init__(self, run: str) -> None:

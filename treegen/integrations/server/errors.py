@@ -1,4 +1,4 @@
-"""Errors as answers in OpenAI's form, and the end of calls whose client disconnects."""
+"""Converts errors to OpenAI's JSON, and cancels calls whose client disconnects."""
 
 from __future__ import annotations
 
@@ -35,12 +35,10 @@ _SERVER_OPTIONS: Final = {
     "(max_waiting plus max_rows)": "(--max-waiting plus --max-rows)",
 }
 """Texts in the library's messages that name arguments, and the same with the server's options."""
-_REMEDY_SEPARATOR: Final = re.compile(
-    r"(?:, or |, )(?![^(]*\))"
-)  # between remedies, not in brackets
-_CLIENT_CLOSED_REQUEST: Final = (
-    499  # status of a request whose client has disconnected, as in nginx
-)
+# Separates remedies, unless it is in brackets.
+_REMEDY_SEPARATOR: Final = re.compile(r"(?:, or |, )(?![^(]*\))")
+# Status of a request whose client has disconnected, as in nginx.
+_CLIENT_CLOSED_REQUEST: Final = 499
 _ERROR_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -1,4 +1,4 @@
-"""Nodes, scores and usage as the JSON of the protocol of nodes."""
+"""Converts nodes, scores and usage to the JSON of the protocol of nodes."""
 
 from __future__ import annotations
 

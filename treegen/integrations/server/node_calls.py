@@ -196,7 +196,7 @@ class NodeCalls:
                         waiting.discard(task)
                         samples, usage = task.result()
                         usages.append(usage)
-                        reserved.give_back(1, reserved.tokens // reserved.nodes)
+                        reserved.release_part(1, reserved.tokens // reserved.nodes)
                         for answer in self._add_samples(node, draws[task], samples, changes):
                             yield answer
             except BaseException:

@@ -1,4 +1,4 @@
-"""The nodes that clients hold: trees, leases, limits and what they take."""
+"""The nodes that clients hold: trees with leases, and the limits and the memory of each client."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Client:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Room for nodes that an operation may make."""
+    """Nodes and tokens that an operation may make, which count towards the limits of its client."""
 
     client: Client
     """The client."""
@@ -171,8 +171,8 @@ class Reservation:
     tokens: int
     """Their tokens, at most."""
 
-    def give_back(self, nodes: int, tokens: int) -> None:
-        """Give back the room of nodes that are made, or will not be."""
+    def release_part(self, nodes: int, tokens: int) -> None:
+        """Release the reservation of nodes that exist now, or that will not be made."""
         self.nodes -= nodes
         self.tokens -= tokens
         self.client.reserved_nodes -= nodes
@@ -209,7 +209,7 @@ class NodeStore:
         return self.clients.setdefault(name, Client(name))
 
     def memory(self, client: Client) -> Memory:
-        """Return what a client's nodes take, and its limits."""
+        """Return the number of a client's nodes and tokens, their bytes, and its limits."""
         return Memory(
             nodes=len(client.nodes),
             max_nodes=self.limits.max_nodes,
@@ -266,7 +266,7 @@ class NodeStore:
         tokens: int,
         fields: tuple[str | None, str | None] = (None, None),
     ) -> Iterator[Reservation]:
-        """Reserve room for nodes that the block may make.
+        """Reserve nodes and tokens that the block may make.
 
         Args:
             client: The client.
@@ -299,7 +299,7 @@ class NodeStore:
         try:
             yield reserved
         finally:
-            reserved.give_back(reserved.nodes, reserved.tokens)
+            reserved.release_part(reserved.nodes, reserved.tokens)
 
     def trees(self, client: Client) -> list[TreeAnswer]:
         """Return the trees of a client, least recently used first."""

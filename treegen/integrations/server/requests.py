@@ -551,7 +551,7 @@ def _hint(kind: type[BaseModel], loc: Sequence[Any]) -> str:
     elif "params" in known:
         if name in Sampling.model_fields:
             return "; pass it in params"
-        ours, _ = advise_foreign(name, Sampling.model_fields)
-        if ours is not None:
-            return f"; did you mean {f'params.{ours}'!r}?"
+        own_name, _ = advise_foreign(name, Sampling.model_fields)
+        if own_name is not None:
+            return f"; did you mean {f'params.{own_name}'!r}?"
     return hint_field(name, known)

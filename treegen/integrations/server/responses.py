@@ -1,4 +1,4 @@
-"""Completions as the JSON of OpenAI's protocol, whole or streamed."""
+"""Converts completions to OpenAI's JSON, whole or streamed."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ class CompletionResponse:
                 prompt_index * self._num_samples, (prompt_index + 1) * self._num_samples
             ):
                 if self.request.is_chat:
-                    begun = {"role": "assistant", "content": ""}
-                    yield self._piece(self._choice(index, begun))
+                    first_delta = {"role": "assistant", "content": ""}
+                    yield self._piece(self._choice(index, first_delta))
                 elif self.request.echo:
                     yield self._piece(
                         self._choice(index, self._text.of([], self.prompts[prompt_index]))

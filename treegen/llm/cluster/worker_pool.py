@@ -47,9 +47,8 @@ MAX_FAILURES: Final = 5
 NO_ROOM: Final = (
     f"Ray found no room for workers within {PATIENCE / 60:.0f} minutes; check `ray status`"
 )
-_CHECK_SECONDS: Final = (
-    0.2  # maximum seconds of one check of workers, during which signals are deferred
-)
+# Maximum seconds of one check of workers, during which signals are deferred.
+_CHECK_SECONDS: Final = 0.2
 _GPU_CHECK_SECONDS: Final = 5.0  # seconds between checks for GPUs that have joined
 
 
@@ -142,8 +141,8 @@ class WorkerPool:
             failures = slot.failures
             self.poll_slot(slot)
             has_died = slot.failures > failures
-            if gone := self.session.describe_failure(at_once=has_died):
-                raise WorkerError(f"{slot.name} cannot be started: {gone}; try again")
+            if failure := self.session.describe_failure(at_once=has_died):
+                raise WorkerError(f"{slot.name} cannot be started: {failure}; try again")
             if all(other.over for other in self.slots):
                 raise WorkerError(f"{make_no_workers_error(self.slots)}; start the run again")
             if has_died:
