@@ -262,6 +262,21 @@ def test_a_failing_search_does_not_end_others(remote: RemoteLLM) -> None:
     assert "temperature" in str(results[2].error)
 
 
+def test_a_call_that_cannot_be_sent_fails_its_own_search(
+    remote: RemoteLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = StepRequest.add
+
+    def fail(request: StepRequest, call: StepCall) -> bool:
+        if call.ticket.search.name == "Ann":
+            raise RuntimeError("no operation")
+        return add(request, call)
+
+    monkeypatch.setattr(StepRequest, "add", fail)
+    results = remote.search(step_by_step, PROBLEMS, PARAMS)
+    assert ["no operation" in str(result.error) for result in results] == [False, True, False]
+
+
 def test_errors_of_the_server_reach_the_search(remote: RemoteLLM) -> None:
     seen: list[Exception] = []
 

@@ -148,7 +148,7 @@ class NodeBackend:
         try:
             sampling = Sampling.model_validate(fields)
         except ValidationError as error:
-            raise _make_input_error(error) from None
+            raise _convert_error(error) from None
         ticket = Ticket(search, [None] * len(indices))
 
         def begin(first: int, num: int, max_tokens: int) -> None:
@@ -248,8 +248,8 @@ class NodeBackend:
                     try:
                         if not request.add(call):
                             outbox.calls.append(call)
-                    except (ValidationError, InputError) as error:
-                        self._fail(call.ticket, _make_input_error(error))
+                    except Exception as error:  # of this search; others go on
+                        self._fail(call.ticket, _convert_error(error))
                         has_failed = True
                 if request.operations:
                     outbox.requests.add(request)
@@ -361,9 +361,9 @@ class NodeBackend:
             ticket.leave(error)
 
 
-def _make_input_error(error: ValidationError | InputError) -> InputError:
-    """Return the error for what the protocol of nodes cannot express."""
-    if isinstance(error, InputError):
+def _convert_error(error: Exception) -> Exception:
+    """Return an InputError for fields that the protocol of nodes rejects; return other errors."""
+    if not isinstance(error, ValidationError):
         return error
     last = error.errors(include_input=False)[-1]  # a union's last kind is the most general one
     field = next((part for part in last["loc"] if isinstance(part, str)), "this")
