@@ -224,10 +224,12 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         pairs = [truncate_context(before, after, self.max_length) for _, before, after in requests]
         answers: dict[int, tuple[float, bool]] = {}
         scores = self._answers.scores(pairs)
-        for at, answer in _show_progress(scores, len(pairs), "loglikelihood", disable_tqdm):
-            answers[at] = answer
-            self.cache_hook.add_partial("loglikelihood", requests[at][0], answer)
-        return [answers[at] for at in range(len(pairs))]
+        for request_index, answer in _show_progress(
+            scores, len(pairs), "loglikelihood", disable_tqdm
+        ):
+            answers[request_index] = answer
+            self.cache_hook.add_partial("loglikelihood", requests[request_index][0], answer)
+        return [answers[request_index] for request_index in range(len(pairs))]
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -235,21 +237,23 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         """Score whole texts, in windows of the model's length."""
         pairs: list[Pair] = []
         request_of_window: list[int] = []
-        for at, request in enumerate(requests):
+        for request_index, request in enumerate(requests):
             text_windows = split_into_windows(
                 self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length
             )
             pairs += text_windows
-            request_of_window += [at] * len(text_windows)
+            request_of_window += [request_index] * len(text_windows)
         windows_of = Counter(request_of_window)
         parts: list[list[float]] = [[] for _ in requests]
         scores = self._answers.scores(pairs)
         kind = "loglikelihood_rolling"
-        for index, (logprob, _) in _show_progress(scores, len(pairs), kind, disable_tqdm):
-            at = request_of_window[index]
-            parts[at].append(logprob)
-            if len(parts[at]) == windows_of[at]:
-                self.cache_hook.add_partial(kind, requests[at].args, fsum(parts[at]))
+        for window_index, (logprob, _) in _show_progress(scores, len(pairs), kind, disable_tqdm):
+            request_index = request_of_window[window_index]
+            parts[request_index].append(logprob)
+            if len(parts[request_index]) == windows_of[request_index]:
+                self.cache_hook.add_partial(
+                    kind, requests[request_index].args, fsum(parts[request_index])
+                )
         return [fsum(part) for part in parts]
 
     # Generation
@@ -259,25 +263,27 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         prompts: dict[tuple[str, ...], tuple[SampledPrompt, GenSettings]] = {}
         members: dict[SampledPrompt, list[int]] = defaultdict(list)
         settings = []
-        for at, request in enumerate(requests):
+        for request_index, request in enumerate(requests):
             context, gen_kwargs, *extra = request.args
             images = load_images(self._images, extra[0]) if extra else []
             text = context, repr(gen_kwargs), *(image.digest for image in images)
             if text not in prompts:
                 prompts[text] = self._prompt(context, gen_kwargs, images)
             prompt, own_settings = prompts[text]
-            members[prompt].append(at)
+            members[prompt].append(request_index)
             settings.append(own_settings)
         answers: dict[int, str] = {}
         samples = self._answers.samples(
             {prompt: len(indices) for prompt, indices in members.items()}
         )
         kind = "generate_until"
-        for prompt, index, tokens in _show_progress(samples, len(requests), kind, disable_tqdm):
-            at = members[prompt][index]
-            answers[at] = self._texts.answer(tokens, settings[at].until)
-            self.cache_hook.add_partial(kind, requests[at].args, answers[at])
-        return [answers[at] for at in range(len(requests))]
+        for prompt, sample_index, tokens in _show_progress(
+            samples, len(requests), kind, disable_tqdm
+        ):
+            request_index = members[prompt][sample_index]
+            answers[request_index] = self._texts.answer(tokens, settings[request_index].until)
+            self.cache_hook.add_partial(kind, requests[request_index].args, answers[request_index])
+        return [answers[request_index] for request_index in range(len(requests))]
 
     def _prompt(
         self, context: str, gen_kwargs: Mapping[str, Any], images: Sequence[PlacedImage] = ()
