@@ -32,8 +32,8 @@ class EngineLoop:
     """Runs the steps of one run that contains all calls, until `end` is called.
 
     Attributes:
-        lock: Held to read or change the attributes below, and by callers that must exclude a
-            `close`.
+        lock: Held to change `open_rows`, `closing` and the inbox, and by callers that must exclude
+            a `close`.
         open_rows: Samples of all calls that are neither complete nor cancelled.
         closing: Whether further calls are rejected.
         failure: The error that ended all service; None while calls can be served.
