@@ -21,7 +21,7 @@ from serving import HTTP, KEY, TEMPLATE, Running, listening
 from small_searches import exact_demo
 
 from treegen import LLM, Node, SamplingParams
-from treegen.errors import InputError
+from treegen.errors import BusyError, InputError
 from treegen.evals.search.job import load_search_job
 from treegen.evals.search.methods import METHODS, TEXT_METHODS
 from treegen.evals.search.searcher import TaskSearch
@@ -424,6 +424,7 @@ def test_a_search_chooses_its_lease(running: Running) -> None:
         ({"api_key": ""}, "api_key must be a text"),
         ({"timeout": 0}, "timeout must be more than 0"),
         ({"timeout": "1"}, "timeout must be a finite number"),
+        ({"timeout": None}, "timeout must be a finite number"),
         ({"lease_seconds": 0}, "lease_seconds must be more than 0"),
         ({"lease_seconds": float("nan")}, "lease_seconds must be a finite number"),
     ],
@@ -493,6 +494,22 @@ def test_many_prompts_share_connections(
     monkeypatch.setattr(connection, "_MAX_CONNECTIONS", 3)
     assert len(remote.generate([str(index) for index in range(12)], PARAMS)) == 12
     assert 1 < num_most <= 3
+
+
+def test_a_call_waits_for_a_server_that_its_own_prompts_keep_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(connection, "_LONGEST_WAIT", 0.05)
+    monkeypatch.setattr(connection, "_seconds", lambda text: 0.0)  # of Retry-After
+    params = SamplingParams(n=40, max_tokens=30, ignore_eos=True)
+    with listening(demo(), max_waiting=8) as running:
+        remote = RemoteLLM(f"{running.url}/v1", KEY, retries=1)
+        outputs = remote.generate([str(index) for index in range(12)], params)
+        assert [len(output) for output in outputs] == [40] * 12 and remote.num_requests > 24
+        impatient = RemoteLLM(f"{running.url}/v1", KEY, retries=0)
+        with pytest.raises(BusyError, match="samples are waiting"):
+            impatient.generate([str(index) for index in range(12)], params)
 
 
 def draw_everywhere(

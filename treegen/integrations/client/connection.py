@@ -12,13 +12,14 @@ import functools
 import json
 import random
 import ssl
+import time
 import uuid
 from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from treegen.errors import InputError, TreegenError, require_extra
+from treegen.errors import BusyError, InputError, TreegenError, require_extra
 from treegen.integrations.client.conversion import error_of
 from treegen.integrations.server.node_types import (
     IDEMPOTENCY_HEADER,
@@ -58,11 +59,12 @@ class Connection:
             base_url: Address of the server, such as http://127.0.0.1:8000/v1.
             api_key: The server's key; None for a server without one.
             model: Name of the model; empty for the served one.
-            timeout: Seconds to wait for one response.
-            retries: Maximum number of retries of a request.
+            timeout: Seconds to wait for one response, or for a busy server.
+            retries: Maximum number of retries of a request, apart from those of a busy server; 0
+                turns both off.
         """
         self.num_sent = self.num_requests = 0
-        self._model, self._retries = model, retries
+        self._model, self._retries, self._timeout = model, retries, timeout
         headers = {b"Content-Type": b"application/json"}
         if api_key is not None:
             headers[b"Authorization"] = f"Bearer {api_key}".encode()
@@ -120,8 +122,8 @@ class Connection:
     async def post(self, path: str, body: str) -> bytes:
         """Send a body, and return the body of the response.
 
-        If no response arrives, or the server is busy or fails, the request is retried after growing
-        waits.
+        If no response arrives, or the server fails, the request is retried after growing waits. If
+        the server is busy, perhaps with other requests of this client, waits go on for the timeout.
 
         Args:
             path: Path below the address of the server.
@@ -131,8 +133,8 @@ class Connection:
             TreegenError: as for `run_operations`.
         """
         key = uuid.uuid4().hex
-        wait = _FIRST_WAIT
-        for attempt in range(self._retries + 1):
+        wait, num_retries, start = _FIRST_WAIT, 0, time.monotonic()
+        while True:
             retry_after = 0.0
             try:
                 response = await self._send(path, body, key)
@@ -147,10 +149,12 @@ class Connection:
                     f"{self._url} cannot be reached ({type(error).__name__}: {error}); check "
                     "the address, and that the server is running"
                 )
-            if attempt < self._retries:
-                await asyncio.sleep(max(retry_after, wait * random.uniform(0.5, 1)))
-                wait = min(2 * wait, _LONGEST_WAIT)
-        raise failure
+            is_busy = isinstance(failure, BusyError) and time.monotonic() - start < self._timeout
+            if num_retries >= self._retries and not (is_busy and self._retries):
+                raise failure
+            num_retries += not is_busy
+            await asyncio.sleep(max(retry_after, wait * random.uniform(0.5, 1)))
+            wait = min(2 * wait, _LONGEST_WAIT)
 
     async def _send(self, path: str, body: str, key: str) -> httpx2.Response:
         content = body.encode()

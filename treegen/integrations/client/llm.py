@@ -190,10 +190,11 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             base_url: Address of the server, such as "http://127.0.0.1:8000/v1".
             api_key: The server's key. Default: none.
             model: Name of the model. Default: the one that is served.
-            timeout: Seconds to wait for one answer.
-            retries: Maximum number of retries if no response arrives or the server is busy. If the
+            timeout: Seconds to wait for one response, and for a busy server.
+            retries: Maximum number of retries if no response arrives or the server fails. If the
                 server still has the response to a request of a search, the retry gets this
-                response. The server computes a retried `generate` or `score` again.
+                response. The server computes a retried `generate` or `score` again. 0 also turns
+                off waiting for a busy server.
             lease_seconds: Seconds that a search may pause until the server drops its tree. The
                 server limits it. Default: the server's, which is usually 10 minutes.
 
@@ -204,11 +205,9 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         if api_key is not None:
             check_key(api_key)
         check_int("retries", retries, minimum=0)
-        for name, seconds in (("timeout", timeout), ("lease_seconds", lease_seconds)):
-            if seconds is not None:
-                check_number(name, seconds)
-                if not seconds > 0:
-                    raise InputError(f"{name} must be more than 0")
+        _check_seconds("timeout", timeout)
+        if lease_seconds is not None:
+            _check_seconds("lease_seconds", lease_seconds)
         self._lease = lease_seconds
         self._url, self._key, self._model = base_url.rstrip("/"), api_key, model
         self._timeout, self._retries = timeout, retries
@@ -362,6 +361,12 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
 
         run_outside_loop(lambda: asyncio.run(run()))
         return results[0]
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    check_number(name, seconds)
+    if not seconds > 0:
+        raise InputError(f"{name} must be more than 0")
 
 
 async def _complete_all(
