@@ -72,7 +72,7 @@ class _OpenRequest:
 
 
 class LiveRun(Closeable, NonCopyable):
-    """Requests of flat prompts over one scheduler; made by `LLM.open`. One thread uses it.
+    """Requests of flat prompts over one scheduler; made by `LLM.open_live_run`. One thread uses it.
 
     Requests added between two steps are admitted with the next step. A prompt is matched against
     all prompts in memory. So what prompts share is computed and stored once.
