@@ -66,8 +66,8 @@ class Picture:
     @classmethod
     def of(cls, plot: Plot) -> "Picture":
         """Render a plot."""
-        width, height = (round(inches * _DPI) for inches in plot.size)
-        return cls(plot, *plot.svg_and_links(), width, height)
+        svg, links, size = plot.draw_svg()
+        return cls(plot, svg, links, *(round(inches * _DPI) for inches in size))
 
     @property
     def svg(self) -> str:
