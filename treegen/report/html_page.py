@@ -314,7 +314,7 @@ def _describe_run(
         audit: Its audit, if the page shows it.
     """
     done = f"{view.num_done:,} {view.unit} of {len(view.problems):,} problems"
-    source = f" from {view.source}" if view.source else ""
+    source = f" ({view.source})" if view.source else ""
     section = {
         "key": key,
         "name": view.name,

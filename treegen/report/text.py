@@ -124,7 +124,7 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     several = any(result.get("pass@k") for result in results)
     what, unit = ("searches of problems", "search") if several else ("problems", "problem")
     text = (
-        f"{task['name']} with {model}: {done:,} {what} from {task['source']}; "
+        f"{task['name']} with {model}: {done:,} {what} ({task['source']}); "
         f"at most {limits} per {unit}"
         f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
         f"Costs are means per {unit}; Decoded, Prefilled and Without sharing count tokens. Seconds "
