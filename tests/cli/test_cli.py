@@ -348,6 +348,16 @@ def test_rows_that_cannot_be_run_are_reported_and_the_others_run(
     assert results["done"] == 4
 
 
+def test_metrics_without_a_value_share_a_line(
+    treegen: Command, repository: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(repository / "examples/run", run)
+    (run / "samples.jsonl").write_bytes(b"")
+    shown = [line for line in treegen("score", run).out.splitlines() if line.startswith("n/a")]
+    assert len(shown) == 1 and "exact_match" in shown[0] and "maj@20: no samples" in shown[0]
+
+
 def test_text_of_others_cannot_steer_the_terminal(
     treegen: Command, tiny: Path, tmp_path: Path
 ) -> None:

@@ -231,9 +231,12 @@ def _format_votes(report: Report, headline: Sequence[str] | None) -> str:
 
 def _list_remarks(report: Report) -> list[str]:
     """Return why values are missing, and which problems have too few samples."""
-    lines = {f"n/a: {row.metric}: {row.reason}" for row in report.metrics if row.reason}
-    lines |= {f"n/a: maj@{row.k}: {row.reason}" for row in report.majority if row.reason}
-    remarks = sorted(lines)
+    metrics_of: dict[str, dict[str, None]] = {}
+    reasons = [(row.metric, row.reason) for row in report.metrics]
+    for metric, reason in [*reasons, *((f"maj@{row.k}", row.reason) for row in report.majority)]:
+        if reason:
+            metrics_of.setdefault(reason, {})[metric] = None
+    remarks = [f"n/a: {', '.join(metrics)}: {reason}" for reason, metrics in metrics_of.items()]
     if report.incomplete:
         some = ", ".join(
             f"{p.problem_id} ({p.num_samples} of {p.planned})"
