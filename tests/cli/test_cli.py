@@ -294,6 +294,8 @@ def test_equal_samples_are_told(
     assert done.code == 0, done.err
     told = "the 3 samples of a problem are equal, because the temperature is 0; to draw different"
     assert (told in done.err) == warns
+    if warns:
+        assert done.err.index(told) < done.err.index("run directory"), "before a sample is drawn"
 
 
 def test_chat_prompts_stay_shared(treegen: Command, tiny: Path) -> None:
