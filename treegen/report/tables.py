@@ -258,7 +258,10 @@ def table_listing(table: Table) -> PrintableTable:
 
     # Differences, and the intervals that follow them
     signed = {
-        column + i for column, name in enumerate(table.columns) if name in _TITLES for i in (0, 1)
+        column + i
+        for column, name in enumerate(table.columns)
+        if name.startswith(("Less ", "Minus "))
+        for i in (0, 1)
     }
 
     def cell(row: Sequence[Cell], index: int) -> str:

@@ -82,7 +82,8 @@ def run_text(
     if line := speculation_line(usage):
         lines.append(line)
     threads = results.get("versions", {}).get("threads")
-    lines.append(_format_time(usage) + (f"; CPU threads: {threads}" if threads else ""))
+    if usage["seconds"] or threads:  # an imported run has neither
+        lines.append(_format_time(usage) + (f"; CPU threads: {threads}" if threads else ""))
     if usage.get("eager_because"):
         lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     if usage.get("uncompiled_because"):
