@@ -174,7 +174,9 @@ def test_one_of_several_stored_judgings_is_chosen_by_its_rubric(
     assert "labels for at least 2 problems, got 1; 4 of 5 labels are for answers that" in error
     error = treegen("judge", run, "--rubric", "simpleqa").error
     assert "has no judgements by the rubric simpleqa, but by brief, rating; set --rubric" in error
-    assert "there is no rubric 'nothing'" in treegen("judge", run, "--rubric", "nothing").error
+    assert "there is no rubric 'nothing'; use" in treegen("judge", run, "--rubric", "nothing").error
+    error = treegen("judge", run, "--rubric", "corectness").error
+    assert error.rstrip().endswith("there is no rubric 'corectness'; did you mean 'correctness'?")
     assert "--pairs has no effect" in treegen("judge", run, "--pairs", run).error
 
 
