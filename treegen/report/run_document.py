@@ -190,7 +190,8 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
             ]
             for answer, samples in ranked
         ]
-        columns = [f"Answer ({filter})", "Votes", "Most", "Verdict"]
+        voters = "Searches" if view.searched else "Votes"  # each search is one answer
+        columns = [f"Answer ({filter})", voters, "Most", "Verdict"]
         lines.append(f"{format_table(columns, rows, right=(1,))}\n")
     for s in problem.samples:
         name = f"{'search' if view.searched else 'sample'} {s.index}"
