@@ -173,6 +173,23 @@ def test_a_search_cannot_await_what_nobody_computes() -> None:
     assert searches.results[0].value == 1
 
 
+def test_a_session_says_how_it_is_called() -> None:
+    session = session_of()
+    root = session.root("acde")
+    with pytest.raises(InputError, match="a node of a session cannot be awaited"):
+        asyncio.run(root.sample(1))
+    with pytest.raises(InputError, match="cannot be awaited, because the session"):
+        asyncio.run(root.score(["a"]))
+    for wrong in (root, [root]):
+        with pytest.raises(InputError, match="counts must be a mapping of nodes, such as"):
+            session.sample(cast(Any, wrong))
+        with pytest.raises(InputError, match="texts must be a mapping of nodes, such as"):
+            session.score(cast(Any, wrong))
+        with pytest.raises(InputError, match="call must be a call such as"):
+            session.start(cast(Any, wrong))
+    assert len(session.sample({root: 2})[root]) == 2
+
+
 # What a search returns
 
 
