@@ -400,7 +400,8 @@ def test_a_run_without_its_data_file_is_shown_without_scores(
     assert done.code == 1 and "Error: " in done.err
     assert "the samples are not scored" in done.err
     assert done.err.endswith("; if the file has moved, pass its new path with --data\n")
-    similar = shutil.copy(moved, tmp_path / "run-dat.jsonl")
+    similar = tmp_path / "run-dat.jsonl"
+    shutil.copy(moved, similar)
     assert "did you mean 'run-dat.jsonl'? If the file has moved, " in treegen("score", run).error
     similar.unlink()
     exported = treegen("export", run, "--to", "lm-eval", "-q")

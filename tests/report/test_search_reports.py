@@ -82,7 +82,7 @@ def test_searches_are_listed_in_a_table_of_their_own(runs: list[RunView]) -> Non
     assert problems_text(runs[0], (), full=False).startswith("\n|Problem")
     shown = problem_text(runs[0], runs[0].problems[0], "solved", full=False)
     assert shown.startswith(f"problem {runs[0].problems[0].id}\n"), "the prompt is not measured"
-    answered = next(p for p in runs[0].problems if p.samples[0].verdicts["solved"].answer)
+    answered = next(p for p in runs[0].problems if (p.samples[0].verdicts or {})["solved"].answer)
     shown = problem_text(runs[0], answered, "solved", full=False)
     assert "|Searches|" in shown and "Votes" not in shown
 
