@@ -307,12 +307,6 @@ def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -
                 f"{shortened:,} prompts were too long for the model, so treegen left out "
                 "few-shot examples; see the field dropped in samples.jsonl"
             )
-        settings = result.results["settings"]
-        if settings.get("temperature") == 0 and settings.get("num_samples", 1) > 1:
-            render.notice(
-                f"Warning: the {settings['num_samples']} samples of a problem are equal, because "
-                "the temperature is 0; to draw different samples, pass --temperature 0.7"
-            )
         render.echo("")
         render.show_report(result.results, result.report, all_filters=all_filters)
         render.save_heat_maps(result.report, result.path)

@@ -116,7 +116,11 @@ def _flags(command: click.Command) -> dict[str, str]:
             flags[param.name] = long_options[0]
         elif param.name:
             flags[param.name] = param.make_metavar(click.Context(command)).strip("[].")
-    for group, names in (("model_args", MODEL_ARGS), ("gen_kwargs", GEN_KWARGS)):
+    for group, names in (
+        ("model_args", MODEL_ARGS),
+        ("gen_kwargs", GEN_KWARGS),
+        ("verifier_args", ("mark", "tokens", "label", "reduce")),
+    ):
         if group in flags:
             for name in names:
                 flags.setdefault(name, f"{flags[group]} {name}")

@@ -93,9 +93,10 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         # By default jsonlines uses a faster decoder if one is installed, which accepts other JSON.
         row: dict[str, Any] = jsonlines.Reader([line], loads=_load).read(type=dict)
     except jsonlines.InvalidLineError as error:
-        raise DataError(
-            f"{where} {_describe_fault(error.__cause__)}; fix or remove the line"
-        ) from None
+        cause, advice = error.__cause__, "fix or remove the line"
+        if isinstance(cause, UnicodeDecodeError):
+            advice = "save the file as UTF-8"
+        raise DataError(f"{where} {_describe_fault(cause)}; {advice}") from None
     except RecursionError:
         raise DataError(f"the JSON in {where} is nested too deeply; remove the line") from None
     return row

@@ -294,6 +294,8 @@ def test_equal_samples_are_told(
     assert done.code == 0, done.err
     told = "the 3 samples of a problem are equal, because the temperature is 0; to draw different"
     assert (told in done.err) == warns
+    if warns:
+        assert done.err.index(told) < done.err.index("run directory"), "before a sample is drawn"
 
 
 def test_chat_prompts_stay_shared(treegen: Command, tiny: Path) -> None:
@@ -346,6 +348,16 @@ def test_rows_that_cannot_be_run_are_reported_and_the_others_run(
     results = results_of(path)
     assert [row["line"] for row in results["skipped"]] == [2, 3]
     assert results["done"] == 4
+
+
+def test_metrics_without_a_value_share_a_line(
+    treegen: Command, repository: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(repository / "examples/run", run)
+    (run / "samples.jsonl").write_bytes(b"")
+    shown = [line for line in treegen("score", run).out.splitlines() if line.startswith("n/a")]
+    assert len(shown) == 1 and "exact_match" in shown[0] and "maj@20: no samples" in shown[0]
 
 
 def test_text_of_others_cannot_steer_the_terminal(

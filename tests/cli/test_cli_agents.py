@@ -173,8 +173,9 @@ def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_
         done = treegen("search", *args, "-M", walker, "-o", tmp_path / "run")
         assert done.code == 2 and message in done.err, (args, done.err)
         assert not (tmp_path / "run").exists(), args
-    done = treegen("eval", "text-world", "-M", walker)
-    assert done.code == 2 and "use `treegen search text-world`" in done.err
+    for model in ((), ("-M", walker)):
+        done = treegen("eval", "text-world", *model)
+        assert done.code == 2 and "use `treegen search text-world`" in done.err
 
 
 def test_files_are_repaired_in_the_sandbox(treegen: Command, walker: Path, tmp_path: Path) -> None:

@@ -203,6 +203,9 @@ def test_refusals_of_a_run_that_is_there(
     assert "model.fingerprint: " in treegen("search", "--resume", run, "-M", model).error
     error = treegen("eval", "--resume", run).error
     assert "was created with `treegen search`, not with `treegen eval`" in error
+    assert (
+        "use a run of `treegen eval`, or continue this run with `treegen search --resume`" in error
+    )
     for command in ("score", "eval"):
         assert treegen(command, *(["--resume"] if command == "eval" else []), run).code == 2
 

@@ -82,7 +82,7 @@ def test_values_are_those_of_the_verifier(
         (["--verifier", "V", "--verifier-arg", "label=-1"], "label must be"),
         (["--verifier", "V", "--verifier-arg", "chat=maybe"], "true or false"),
         (["--verifier", "V", "--verifier-memory", "much"], "much"),
-        (["--verifier", "M"], "verifier requires a mark"),
+        (["--verifier", "M"], "such as --verifier-arg mark=+ and"),
         (["--verifier", "nowhere"], "nowhere"),
         (["--repeats", "0"], "--repeats must be at least 1"),
     ],

@@ -343,7 +343,9 @@ def test_scoring_adds_votes_to_those_of_before(tmp_path: Path, treegen: Command)
     # Nothing is written if no vote can be computed.
     before = (path / "results.json").read_bytes()
     done = treegen("score", path, "--votes", "certainty:best,score")
-    assert done.code == 2 and "no vote can be computed: certainty:best (some" in done.error
+    num = len((path / "samples.jsonl").read_text().splitlines())
+    message = f"no vote can be computed: certainty:best ({num} of {num} samples have no certainty;"
+    assert done.code == 2 and message in done.error
     assert (path / "results.json").read_bytes() == before
 
 

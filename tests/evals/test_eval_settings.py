@@ -15,6 +15,7 @@ from treegen.errors import InputError
 from treegen.evals.arguments import parse_verifier_settings
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.config.eval_settings import EvalSettings, resolve_eval_settings
+from treegen.evals.config.type_checks import check_choices
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
 from treegen.evals.search.settings import SearchSettings, resolve_search_settings
@@ -121,6 +122,11 @@ def test_a_run_that_was_stored_with_a_number_of_guesses_goes_on() -> None:
     assert resolve_eval_settings({}, stored).engine.draft_tokens == 12
     assert resolve_eval_settings({"speculate": "off"}, stored).engine.draft_tokens is None
     assert resolve_eval_settings({"draft_model": "demo"}, stored).engine.draft_tokens == 12
+
+
+def test_a_wrong_list_is_named_with_what_it_should_contain() -> None:
+    with pytest.raises(InputError, match="maj_ks must be a list of integers or None, got 2"):
+        check_choices({"maj_ks": 2}, EvalSettings)
 
 
 def test_free_settings_are_checked_by_the_types_of_their_fields() -> None:

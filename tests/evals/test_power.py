@@ -302,6 +302,8 @@ def test_the_command_gives_the_half_width_of_one_run(tmp_path: Path, treegen: Co
     assumed = treegen("power", "--half-width", "0.05", "-n", "1")
     assert assumed.document["accuracy"] == pytest.approx(0.276, abs=0.001)
     assert "Half width with" not in assumed.out
+    assert "accuracy 0.276 (from the variances), variance" in assumed.out
+    assert "from the variances" not in done.out
     for flag in ("--difference", "--correlation", "--power", "--alpha"):
         refused = treegen("power", "--half-width", "0.05", flag, "0.5")
         assert f"{flag} has no effect with --half-width" in refused.error

@@ -152,6 +152,8 @@ def test_own_task_from_a_file(tmp_path: Path) -> None:
         get_task(f"{path}:Ech")
     with pytest.raises(InputError, match="is not a task: it has no version, filters"):
         get_task(f"{path}:Half")
+    with pytest.raises(InputError, match="must be the name of a task or a task, got"):
+        get_task(["gsm8k"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.statistics.tables import Grid, Table, table_by
 from treegen.evals.verdict import SampleScore
 from treegen.report.curves import choose_ks, finish_counts, k_curves, vote_shares
-from treegen.report.html_page import write_page
+from treegen.report.html_page import Picture, write_page
 from treegen.report.load import load_run
 from treegen.report.plots.figures import Plot
 from treegen.report.plots.progress import sharing_plot
@@ -400,6 +400,10 @@ def test_a_run_without_its_data_file_is_shown_without_scores(
     assert done.code == 1 and "Error: " in done.err
     assert "the samples are not scored" in done.err
     assert done.err.endswith("; if the file has moved, pass its new path with --data\n")
+    similar = tmp_path / "run-dat.jsonl"
+    shutil.copy(moved, similar)
+    assert "did you mean 'run-dat.jsonl'? If the file has moved, " in treegen("score", run).error
+    similar.unlink()
     exported = treegen("export", run, "--to", "lm-eval", "-q")
     assert exported.code == 1 and "pass its new path with --data" in exported.err
     compared = treegen("compare", run, run)
@@ -483,6 +487,16 @@ def test_reports_do_not_import_torch(tmp_path: Path) -> None:
 
 
 # Numbers behind the plots
+
+
+def test_a_legend_of_many_runs_stands_above_the_axes(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "run", num_problems=3, num_samples=4))
+    curves = k_curves(run.verdicts("numeric"))
+    names = [f"gsm8k-demo-20261130-1344{number}-16197" for number in range(10, 22)]
+    one, many = (
+        Picture.of(curves_plot(dict.fromkeys(names[:num], curves))) for num in (1, len(names))
+    )
+    assert one.width == many.width and many.height > 2 * one.height
 
 
 def test_curves_are_the_estimates_of_the_report(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from treegen.report.plots.searches import (
     solved_plot,
     solved_share,
 )
-from treegen.report.run_document import problem_text
+from treegen.report.run_document import problem_text, problems_text
 from treegen.report.view import RunView, StoredTree
 
 
@@ -76,6 +76,15 @@ def test_show_and_compare_have_one_name_for_the_share_that_is_solved(runs: list[
     assert runs[0].report is not None
     assert row.metric == runs[0].report.metrics[0].metric == "solved"
     assert row.p_holm is None, "a single p-value needs no adjustment"
+
+
+def test_searches_are_listed_in_a_table_of_their_own(runs: list[RunView]) -> None:
+    assert problems_text(runs[0], (), full=False).startswith("\n|Problem")
+    shown = problem_text(runs[0], runs[0].problems[0], "solved", full=False)
+    assert shown.startswith(f"problem {runs[0].problems[0].id}\n"), "the prompt is not measured"
+    answered = next(p for p in runs[0].problems if (p.samples[0].verdicts or {})["solved"].answer)
+    shown = problem_text(runs[0], answered, "solved", full=False)
+    assert "|Searches|" in shown and "Votes" not in shown
 
 
 def test_curves_over_tokens(runs: list[RunView]) -> None:

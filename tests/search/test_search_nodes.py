@@ -20,7 +20,7 @@ from fakes import HistoryModel
 from live_search import PARAMS, backend_of, pool_of, run_of
 from toy_search import hashed, run, run_all, start
 
-from treegen.errors import InputError
+from treegen.errors import InputError, TreeError
 from treegen.search.ask_tell import AskTell
 from treegen.search.session import Session
 from treegen.search.tree.node import SearchNode
@@ -173,6 +173,23 @@ def test_a_search_cannot_await_what_nobody_computes() -> None:
     assert searches.results[0].value == 1
 
 
+def test_a_session_says_how_it_is_called() -> None:
+    session = session_of()
+    root = session.root("acde")
+    with pytest.raises(InputError, match="a node of a session cannot be awaited"):
+        asyncio.run(root.sample(1))
+    with pytest.raises(InputError, match="cannot be awaited, because the session"):
+        asyncio.run(root.score(["a"]))
+    for wrong in (root, [root]):
+        with pytest.raises(InputError, match="counts must be a mapping of nodes, such as"):
+            session.sample(cast(Any, wrong))
+        with pytest.raises(InputError, match="texts must be a mapping of nodes, such as"):
+            session.score(cast(Any, wrong))
+        with pytest.raises(InputError, match="call must be a call such as"):
+            session.start(cast(Any, wrong))
+    assert len(session.sample({root: 2})[root]) == 2
+
+
 # What a search returns
 
 
@@ -218,6 +235,10 @@ def other_root() -> SearchNode:
         (
             lambda root: root.search.prompt("b"),
             "a search returned node 'toy/@1/', which is not in its tree",
+        ),
+        (
+            lambda root: root.sample(1),
+            "a search returned a call without its result (coroutine); use `return await ...`",
         ),
     ],
 )
@@ -405,7 +426,32 @@ def test_what_is_no_coroutine_function_is_told() -> None:
         return 3
 
     (result,) = run_of(backend_of(HistoryModel()), plain, 1)  # type: ignore[arg-type]
-    assert result.error is not None and "await" in result.error
+    assert isinstance(result.exception, InputError) and "can be awaited" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("value", "high", "value of a node must be a number, got 'high'"),
+        ("prior", [0.5], "prior of a node must be a number, got [0.5]"),
+        ("scores", {"style": "x"}, "scores['style'] of a node must be a number, got 'x'"),
+    ],
+)
+def test_a_value_that_is_no_number_is_named(name: str, value: Any, message: str) -> None:
+    async def fn(root: SearchNode) -> SearchNode:
+        setattr(root, name, value)
+        return root
+
+    (result,) = run_of(backend_of(HistoryModel()), fn, 1)
+    assert isinstance(result.exception, InputError) and str(result.exception) == message
+
+
+def test_only_text_and_parts_can_be_appended() -> None:
+    async def fn(root: SearchNode) -> SearchNode:
+        return root.extend(cast(Any, 3))
+
+    with pytest.raises(TreeError, match="content must be text or a list of parts, got 3"):
+        run(start(hashed("abc"))[0], fn)
 
 
 def test_it_is_warned_if_all_fail() -> None:

@@ -142,7 +142,7 @@ def test_unusable_rows_are_reported_and_the_others_run(tmp_path: Path) -> None:
         (b" \n\n", "is empty"),
         (json.dumps(ROW).encode() + b"\n{oops\n", "line 2 is not JSON"),
         (b'{"question": "a"\n', "line 1 is not JSON: Expecting ',' delimiter at column 17"),
-        (b'{"question": "\xff"}\n', "line 1 is not UTF-8"),
+        (b'{"question": "\xff"}\n', "line 1 is not UTF-8; save the file as UTF-8"),
         (b"1\n", "line 1 is not a JSON object"),
         (b"[1, 2]\n", "is not a list of JSON objects"),
         (b'{"question": ' + b"1" * 5000 + b"}\n", "line 1 is JSON that could not be read"),

@@ -33,6 +33,7 @@ from treegen.report.load import (
     build_flagged_table,
     count_judgements,
     describe_missing,
+    describe_missing_samples,
 )
 from treegen.report.run_settings import NO_SETTING, KeySettings, differing_settings
 from treegen.report.tables import PrintableTable, table_listing
@@ -391,6 +392,9 @@ def _describe_runs(runs: OpenRuns) -> tuple[str, ...]:
     for run, other in zip(runs.runs[1:], settings[1:], strict=True):
         pairs = ", ".join(differing_settings(settings[0], other)) or NO_SETTING
         lines.append(f"pairs with {run.path.name}, which differs in: {pairs}")
+    lines += [
+        f"{run.path.name}: {describe_missing_samples(run)}" for run in runs.runs if run.missing > 0
+    ]
     return tuple(lines)
 
 

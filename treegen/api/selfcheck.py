@@ -8,7 +8,7 @@ bit by bit, their log-probabilities.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -82,19 +82,33 @@ def self_check(options: EngineOptions, problems: int) -> SelfCheckResult:
         },
         "arrangements": [asdict(arrangement) for arrangement in arrangements],
     }
-    return SelfCheckResult(promised, document, arrangement_table(arrangements))
+    return SelfCheckResult(promised, document, arrangement_table(arrangements, promised))
 
 
-def arrangement_table(arrangements: Iterable[Arrangement]) -> PrintableTable:
-    """Return a table with a row for each arrangement."""
+def arrangement_table(arrangements: Sequence[Arrangement], promised: bool) -> PrintableTable:
+    """Return a table with a row for each arrangement, and a sentence that sums them up.
+
+    Args:
+        arrangements: The arrangements.
+        promised: Whether samples are promised to be the same.
+    """
+    samples = sum(each.samples for each in arrangements)
+    different = samples - sum(each.same for each in arrangements)
+    total = f"{different:,} of {samples:,} samples have other tokens than in the whole job"
+    if not different:
+        total = f"all {samples:,} samples have the same tokens as in the whole job"
+    elif promised:
+        total += ", although treegen guarantees the same tokens here"
+    else:
+        total += "; without --reproducible, rounding may change tokens"
     columns = {
         "Arrangement": "{0.name}",
         "Samples": "{0.samples:,}",
-        "Same": "{0.same:,}",
-        "To the bit": "{0.to_the_bit:,}",
+        "Same tokens": "{0.same:,}",
+        "Bitwise identical": "{0.to_the_bit:,}",
         "Preempted": "{0.preemptions:,}",
     }
-    return PrintableTable.of(arrangements, columns, words=["Arrangement"])
+    return PrintableTable.of(arrangements, columns, words=["Arrangement"], lines=[total])
 
 
 class SelfCheck:

@@ -157,6 +157,11 @@ def get_task(name: str | Task) -> Task:
     Raises:
         InputError: there is no such task, it cannot be loaded, or it is not a task.
     """
+    if isinstance(name, list | tuple) or hasattr(name, "score_stream"):
+        raise InputError(
+            f"{arg('task')} must be the name of a task or a task, got {name!r:.60}; pass one task "
+            "first, and then the model"
+        )
     if not isinstance(name, str):
         return _create_task(lambda: name, type(name).__name__)
     if is_lm_eval(name):

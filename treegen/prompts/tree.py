@@ -362,7 +362,7 @@ def _check_message(index: int, message: object) -> None:
             raise TreeError(f"content[{index}][{key!r}] {problem}")
 
 
-def check_parts(name: str, parts: Sequence[object]) -> None:
+def check_parts(name: str, parts: object) -> None:
     """Check the form of the content parts of a message.
 
     Args:
@@ -370,8 +370,10 @@ def check_parts(name: str, parts: Sequence[object]) -> None:
         parts: The parts.
 
     Raises:
-        TreeError: a part is neither text nor an image.
+        TreeError: the parts are not a list, or a part is neither text nor an image.
     """
+    if not isinstance(parts, Sequence):
+        raise TreeError(f"{name} must be text or a list of parts, got {parts!r:.80}")
     for index, part in enumerate(parts):
         where = f"{name}[{index}]"
         try:

@@ -66,8 +66,8 @@ class Picture:
     @classmethod
     def of(cls, plot: Plot) -> "Picture":
         """Render a plot."""
-        width, height = (round(inches * _DPI) for inches in plot.size)
-        return cls(plot, *plot.svg_and_links(), width, height)
+        svg, links, size = plot.draw_svg()
+        return cls(plot, svg, links, *(round(inches * _DPI) for inches in size))
 
     @property
     def svg(self) -> str:
@@ -314,7 +314,7 @@ def _describe_run(
         audit: Its audit, if the page shows it.
     """
     done = f"{view.num_done:,} {view.unit} of {len(view.problems):,} problems"
-    source = f" from {view.source}" if view.source else ""
+    source = f" ({view.source})" if view.source else ""
     section = {
         "key": key,
         "name": view.name,

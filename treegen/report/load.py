@@ -65,6 +65,16 @@ class JudgingProgress:
     """The judge runs with missing judgements."""
 
 
+def describe_missing_samples(run: RunDir) -> str:
+    """Return a sentence about the samples that an unfinished run lacks."""
+    imported = "imported" in run.info.identity
+    why = "have no score in the log" if imported else "are not drawn yet"
+    notice = f"{run.missing:,} of {run.info.planned:,} samples {why}"
+    if run.missing < run.info.planned:
+        notice += "; the results are those of the other samples"
+    return notice
+
+
 def describe_missing(path: Path, progress: JudgingProgress) -> list[str]:
     """Return a sentence that says how many judgements are missing; an empty list if none is.
 
@@ -195,12 +205,7 @@ def load_run(
         decides = rounds is not None and rounds.reads_answers
         summaries, judged = _load_judgements(path, problems, notices)
         if run.missing > 0:
-            imported = "imported" in run.info.identity
-            why = "have no score in the log" if imported else "are not drawn yet"
-            notice = f"{run.missing:,} of {run.info.planned:,} samples {why}"
-            if run.missing < run.info.planned:
-                notice += "; the results are those of the other samples"
-            notices.append(notice)
+            notices.append(describe_missing_samples(run))
         notices += _describe_changes(run, report)
         return RunView(
             name=path.resolve().name,

@@ -100,7 +100,7 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
     if document["choices"]:
         what = f"the most likely of {document['choices']:,} choices"
     head = safe_text(
-        f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
+        f"{document['task']}: {document['problems']:,} problems ({document['source']}), "
         f"{what}\n"
         f"{model['name']}: {model['type']}, {_describe_layers(model)}, {model['dtype']}, "
         f"{model['kv_bytes_per_token']:,} {kind} per token{dtype}, "

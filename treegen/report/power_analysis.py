@@ -301,8 +301,10 @@ class PrecisionQuery:
         if self.num_problems is not None:
             columns[f"Half width with {self.num_problems:,}"] = "{0[half_width]:.4f}"
         rough = self.source.describe_roughness()
+        derived = " (from the variances)" if self.accuracy == find_accuracy((), variances) else ""
+        values = _describe_variances(variances, self.source)
         return (
-            f"accuracy {self.accuracy:.3f}, {_describe_variances(variances, self.source)}\n"
+            f"accuracy {self.accuracy:.3f}{derived}, {values}\n"
             "the 95% interval of the accuracy of one run\n\n"
             f"{PrintableTable.of(rows, columns, lines=filter(None, [rough]))}"
         )

@@ -81,7 +81,7 @@ def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) ->
             lines.append(f"... and {len(shares) - len(rows):,} harder problems (--full)")
         lines.append("--problem ID shows one problem, --tree ID its tree\n")
     if view.trees:
-        lines.append(_format_searches(view.trees if full else view.trees[:_MAX_LISTED]))
+        lines.append("\n" + _format_searches(view.trees if full else view.trees[:_MAX_LISTED]))
         if len(view.trees) > _MAX_LISTED and not full:
             lines.append(f"... and {len(view.trees) - _MAX_LISTED:,} more (--full)")
         lines.append("--tree ID shows one tree\n")
@@ -169,7 +169,8 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
     answers = [_read_answer(sample, filter) for sample in problem.samples]
     vote = majority_vote(answers)
     limit = None if full else 2000
-    lines = [safe_text(f"problem {problem.id}, prompt of {problem.prompt_tokens:,} tokens\n")]
+    length = f", prompt of {problem.prompt_tokens:,} tokens" if problem.prompt_tokens else ""
+    lines = [safe_text(f"problem {problem.id}{length}\n")]
     if problem.images:
         lines.append("".join(f"image: {_clip(str(image), 300)}\n" for image in problem.images))
     for title, text in (("question", problem.question), ("reference", problem.reference)):
@@ -189,7 +190,8 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
             ]
             for answer, samples in ranked
         ]
-        columns = [f"Answer ({filter})", "Votes", "Most", "Verdict"]
+        voters = "Searches" if view.searched else "Votes"  # each search is one answer
+        columns = [f"Answer ({filter})", voters, "Most", "Verdict"]
         lines.append(f"{format_table(columns, rows, right=(1,))}\n")
     for s in problem.samples:
         name = f"{'search' if view.searched else 'sample'} {s.index}"

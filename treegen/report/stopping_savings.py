@@ -22,7 +22,7 @@ from treegen.report.tables import interval
 from treegen.report.view import RunView
 
 CHANCES: Final = (0.7, 0.8, 0.9, 0.95, 0.99)
-_THIRDS: Final = (("hard", 0.0, 1 / 3), ("middling", 1 / 3, 2 / 3), ("easy", 2 / 3, 1.1))
+_THIRDS: Final = (("hard", 0.0, 1 / 3), ("medium", 1 / 3, 2 / 3), ("easy", 2 / 3, 1.1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Savings:
     """The tokens that stopping rules save on some problems of a run."""
 
     label: str
-    """The group of problems: all, hard, middling or easy."""
+    """The group of problems: all, hard, medium or easy."""
     num_problems: int
     majority: tuple[Point, ...]
     """Majorities of k samples, for ascending k; the last is that of all samples."""

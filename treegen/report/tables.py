@@ -256,10 +256,19 @@ def table_listing(table: Table) -> PrintableTable:
         dropped.add(table.columns.index("Stderr"))
     columns = [index for index in range(len(table.columns)) if index not in dropped]
 
+    # Differences, and the intervals that follow them
+    signed = {
+        column + i
+        for column, name in enumerate(table.columns)
+        if name.startswith(("Less ", "Minus "))
+        for i in (0, 1)
+    }
+
     def cell(row: Sequence[Cell], index: int) -> str:
-        if index not in lows:
-            return _format_cell(row[index])
-        return interval(row[index], row[index + 1])  # type: ignore[arg-type]
+        value = row[index]
+        if index in lows:
+            return interval(value, row[index + 1], signed=index in signed)  # type: ignore[arg-type]
+        return f"{value:+.3f}" if index in signed and value is not None else _format_cell(value)
 
     def title(index: int) -> str:
         name = table.columns[index]

@@ -82,7 +82,8 @@ def run_text(
     if line := speculation_line(usage):
         lines.append(line)
     threads = results.get("versions", {}).get("threads")
-    lines.append(_format_time(usage) + (f"; CPU threads: {threads}" if threads else ""))
+    if usage["seconds"] or threads:  # an imported run has neither
+        lines.append(_format_time(usage) + (f"; CPU threads: {threads}" if threads else ""))
     if usage.get("eager_because"):
         lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     if usage.get("uncompiled_because"):
@@ -124,7 +125,7 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     several = any(result.get("pass@k") for result in results)
     what, unit = ("searches of problems", "search") if several else ("problems", "problem")
     text = (
-        f"{task['name']} with {model}: {done:,} {what} from {task['source']}; "
+        f"{task['name']} with {model}: {done:,} {what} ({task['source']}); "
         f"at most {limits} per {unit}"
         f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
         f"Costs are means per {unit}; Decoded, Prefilled and Without sharing count tokens. Seconds "
@@ -231,9 +232,12 @@ def _format_votes(report: Report, headline: Sequence[str] | None) -> str:
 
 def _list_remarks(report: Report) -> list[str]:
     """Return why values are missing, and which problems have too few samples."""
-    lines = {f"n/a: {row.metric}: {row.reason}" for row in report.metrics if row.reason}
-    lines |= {f"n/a: maj@{row.k}: {row.reason}" for row in report.majority if row.reason}
-    remarks = sorted(lines)
+    metrics_of: dict[str, dict[str, None]] = {}
+    reasons = [(row.metric, row.reason) for row in report.metrics]
+    for metric, reason in [*reasons, *((f"maj@{row.k}", row.reason) for row in report.majority)]:
+        if reason:
+            metrics_of.setdefault(reason, {})[metric] = None
+    remarks = [f"n/a: {', '.join(metrics)}: {reason}" for reason, metrics in metrics_of.items()]
     if report.incomplete:
         some = ", ".join(
             f"{p.problem_id} ({p.num_samples} of {p.planned})"

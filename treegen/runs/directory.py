@@ -412,8 +412,8 @@ def _check_present(path: Path, records_file: str) -> None:
     for name, command in _MADE_BY.items():
         if os.path.exists(path / name):
             raise RunError(
-                f"{path} was created with `{command}`, not with `{_MADE_BY[records_file]}`; use "
-                f"`{command}`"
+                f"{path} was created with `{command}`, not with `{_MADE_BY[records_file]}`; use a "
+                f"run of `{_MADE_BY[records_file]}`, or continue this run with `{command} --resume`"
             )
     raise RunError(
         f"{path} has no {records_file}; restore the file from a copy, or create an empty file "

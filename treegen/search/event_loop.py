@@ -117,8 +117,15 @@ class IdleLoop(asyncio.SelectorEventLoop):
 
 _loops: WeakValueDictionary[int, IdleLoop] = WeakValueDictionary()
 """Loops by the ids of their backends."""
+_stepped: WeakValueDictionary[int, object] = WeakValueDictionary()
+"""Backends of sessions, which compute only when the session is called, by their ids."""
 
 _driven: ContextVar[object] = ContextVar("_driven", default=None)
+
+
+def add_session(backend: object) -> None:
+    """Declare that a backend computes only when its session is called."""
+    _stepped[id(backend)] = backend
 
 
 def drive_backend(backend: object) -> AbstractContextManager[None]:
@@ -136,6 +143,11 @@ def check_loop(backend: object) -> None:
     if loop is None or _driven.get() is backend:
         return
     own_loop = _loops.get(id(backend))
+    if id(backend) in _stepped and not isinstance(loop, IdleLoop):
+        raise InputError(
+            "a node of a session cannot be awaited, because the session computes only when it is "
+            "called; use session.sample({node: n}) or session.score({node: texts}) without await"
+        )
     if own_loop is not None and own_loop is not loop and not isinstance(loop, IdleLoop):
         raise InputError(
             "a node is awaited outside of the event loop of its search, for example in a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from treegen.common.lifetimes import CloseableRun, call_weakly
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.common.params import SamplingParams
 from treegen.common.synchronization import ExclusiveSection
+from treegen.errors import InputError
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget, BudgetIgnored, BudgetReached, StopReason
 from treegen.search.event_loop import IdleLoop, end_loop, run_outside_loop
@@ -161,7 +163,13 @@ def _trim_traceback(trace: TracebackType | None) -> TracebackType | None:
 
 
 async def _call(fn: SearchFn, search: Search) -> object:
-    return await fn(search.root)
+    returned = fn(search.root)
+    if not inspect.isawaitable(returned):
+        raise InputError(
+            "fn must be a function `async def fn(root)`, whose calls can be awaited; a call "
+            f"returned {returned!r:.60}"
+        )
+    return await returned
 
 
 class RunBackend(Backend, Protocol):

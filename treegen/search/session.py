@@ -6,7 +6,7 @@ There are two ways to use it. `sample` and `score` compute many nodes at once an
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar, cast
@@ -22,7 +22,7 @@ from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Message, Node, chat_arguments
 from treegen.search.backend import PendingResults
 from treegen.search.budget import Budget, BudgetIgnored, SearchUsage, check_budget
-from treegen.search.event_loop import drive_backend, keep_suspended
+from treegen.search.event_loop import add_session, drive_backend, keep_suspended
 from treegen.search.live.backend import LiveBackend
 from treegen.search.tree.node import Search, SearchNode
 
@@ -89,6 +89,7 @@ class Session(Closeable, NonCopyable):
             params: Default sampling parameters of its searches.
         """
         self.backend, self.params = backend, params
+        add_session(backend)
         self._started: list[Started[Any]] = []
         self._num_roots = 0
         self._searches: WeakSet[Search] = WeakSet()
@@ -178,19 +179,24 @@ class Session(Closeable, NonCopyable):
             counts: Node -> number of children.
             **overrides: Sampling parameters, as for `SearchNode.sample`.
         """
-        self._check_own(counts)
+        self._check_own("counts", counts)
         with self._exclusive():
             calls = [node.sample(n, **overrides) for node, n in counts.items()]
             return dict(zip(counts, self._wait(calls), strict=True))
 
     def score(self, texts: Mapping[SearchNode, Sequence[str]]) -> dict[SearchNode, list[Score]]:
         """Return the log-likelihoods of texts after several nodes; see `SearchNode.score`."""
-        self._check_own(texts)
+        self._check_own("texts", texts)
         with self._exclusive():
             calls = [node.score(of_node) for node, of_node in texts.items()]
             return dict(zip(texts, self._wait(calls), strict=True))
 
-    def _check_own(self, nodes: Iterable[SearchNode]) -> None:
+    def _check_own(self, name: str, nodes: Mapping[SearchNode, object]) -> None:
+        if not isinstance(nodes, Mapping):
+            raise InputError(
+                f"{name} must be a mapping of nodes, such as {{node: 4}} or {{node: [' yes']}}, "
+                f"got {nodes!r:.80}"
+            )
         for node in nodes:
             if not isinstance(node, SearchNode):
                 raise InputError(f"expected nodes of the session, got {node!r:.80}")
@@ -205,7 +211,13 @@ class Session(Closeable, NonCopyable):
         return [ongoing.result for ongoing in started]
 
     def start(self, call: Coroutine[Any, Any, T]) -> Started[T]:
-        """Start a call, such as `node.sample(5)`; `step` returns it when it is done."""
+        """Start a call, such as `node.sample(5)`; `step` returns it when it is done.
+
+        Raises:
+            InputError: The call is not a coroutine.
+        """
+        if not isinstance(call, Coroutine):
+            raise InputError(f"call must be a call such as node.sample(5), got {call!r:.80}")
         with self._exclusive():
             started = Started(call)
             self._started.append(started)

@@ -118,6 +118,15 @@ def test_judgements_are_stored_once_and_read_without_a_model(
     assert redrawn["text"] == torn["text"] and redrawn["seed"] == torn["seed"]
 
 
+def test_an_unfinished_run_is_named(tmp_path: Path, llm: treegen.LLM) -> None:
+    run = small_run(tmp_path / "run")
+    samples = run / "samples.jsonl"
+    samples.write_bytes(b"".join(samples.read_bytes().splitlines(keepends=True)[:-1]))
+    judged = treegen.judge(run, rubric_file(tmp_path), llm, progress=False)
+    notice = "run: 1 of 12 samples are not drawn yet; the results are those of the other samples"
+    assert judged.about[-1] == notice and notice in str(judged)
+
+
 def test_what_is_stored_is_scored_and_shown_without_weights(
     tmp_path: Path, treegen: Command, llm: object, no_weights: None
 ) -> None:
@@ -165,7 +174,9 @@ def test_one_of_several_stored_judgings_is_chosen_by_its_rubric(
     assert "labels for at least 2 problems, got 1; 4 of 5 labels are for answers that" in error
     error = treegen("judge", run, "--rubric", "simpleqa").error
     assert "has no judgements by the rubric simpleqa, but by brief, rating; set --rubric" in error
-    assert "there is no rubric 'nothing'" in treegen("judge", run, "--rubric", "nothing").error
+    assert "there is no rubric 'nothing'; use" in treegen("judge", run, "--rubric", "nothing").error
+    error = treegen("judge", run, "--rubric", "corectness").error
+    assert error.rstrip().endswith("there is no rubric 'corectness'; did you mean 'correctness'?")
     assert "--pairs has no effect" in treegen("judge", run, "--pairs", run).error
 
 

@@ -327,7 +327,10 @@ def test_commands_read_imported_runs(
     assert treegen("score", first).code == 0
     after = json.loads((first / "results.json").read_text())
     assert after["report"] == before["report"]
-    assert treegen("show", first).code == 0
+    shown = treegen("show", first)
+    assert shown.code == 0 and "time: " not in shown.out
+    for command in (["eval", "--resume"], ["usc"]):
+        assert "was imported from the log of another tool" in treegen(*command, first).error
     assert treegen("show", first, "--problem", "3").code == 0
     assert treegen("report", first, second, "-o", tmp_path / "page.html", "--no-plots").code == 0
     assert treegen("compare", first, second, "--no-plots").code == 0

@@ -315,8 +315,10 @@ def explain_moved_data(data: object) -> Iterator[None]:
         # os.path, because a Path raises for names that are too long.
         if not isinstance(data, str) or os.path.exists(data):
             raise
+        why = error.message.marked
+        start = " If" if why.endswith("?") else "; if"
         raise DataError(
-            f"{error.message.marked}; if the file has moved, pass its new path with {arg('data=')}"
+            f"{why}{start} the file has moved, pass its new path with {arg('data=')}"
         ) from None
 
 

@@ -332,6 +332,10 @@ def resolve_eval_settings(
     if not choices.get("task"):
         raise InputError("no task is given; use `treegen tasks` to list the tasks")
     task = get_task(choices["task"])
+    if hasattr(task, "environments"):  # before a missing model, which would not help
+        raise InputError(
+            f"the task {task.name} requires tool calls; use `treegen search {task.name}`"
+        )
     task.configure(choices.get("extra", {}))
     defaults = task.defaults
     chat = choices.get("apply_chat_template", False)

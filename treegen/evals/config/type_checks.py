@@ -33,6 +33,7 @@ _NAMES: Final[Mapping[Any, str]] = {
     bool: "True or False",
     types.NoneType: "None",
 }
+_PLURALS: Final = {"an integer": "integers", "a number": "numbers", "text": "texts"}
 
 
 def check_choices(choices: Mapping[str, Any], *kinds: type) -> None:
@@ -111,7 +112,8 @@ def _describe_type(hint: Any) -> Iterator[str]:
     elif origin is typing.Literal:
         yield from map(repr, parts)
     elif origin in (tuple, Sequence):
-        yield f"a list of {', '.join(_describe_type(parts[0])).removeprefix('a ')}"
+        items = ", ".join(_describe_type(parts[0]))
+        yield f"a list of {_PLURALS.get(items, items).removeprefix('a ')}"
     elif origin is Mapping:
         yield "a mapping of names to " + ", ".join(_describe_type(parts[1])).removeprefix("a ")
     elif is_dataclass(hint):

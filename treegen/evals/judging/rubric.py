@@ -299,11 +299,9 @@ def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
         return of_json(_yaml(source.read_text(encoding="utf-8"), str(name)), str(name))
     path = as_path("rubric", name)
     if path.suffix not in (".yaml", ".yml", ".jinja", ".j2"):
-        hint = did_you_mean(str(name), BUILT_IN)
-        raise InputError(
-            f"there is no rubric {str(name)!r}{hint}; use {', '.join(BUILT_IN)}, or a .yaml or "
-            ".jinja file"
-        )
+        known = f"; use {', '.join(BUILT_IN)}, or a .yaml or .jinja file"
+        hint = did_you_mean(str(name), BUILT_IN) or known
+        raise InputError(f"there is no rubric {str(name)!r}{hint}")
     try:
         text = read_text(path, MAX_YAML_BYTES)
     except FileTooLargeError:
@@ -343,8 +341,8 @@ def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
         raise InputError(f"{name} must be a mapping with the keys choices and wordings")
     for key in content:
         if key not in _KEYS:
-            hint = did_you_mean(str(key), _KEYS)
-            raise InputError(f"{name} has the unknown key {key!r}{hint}; known: {', '.join(_KEYS)}")
+            hint = did_you_mean(str(key), _KEYS) or f"; known: {', '.join(_KEYS)}"
+            raise InputError(f"{name} has the unknown key {key!r}{hint}")
     choices, wordings = content.get("choices"), content.get("wordings")
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         choices = {item: item for item in choices}  # the value of each number is the number itself
@@ -375,10 +373,8 @@ def _check(rubric: Rubric) -> None:
     if not name or len(name) > 80:
         raise InputError(f"a rubric's name must have 1 to 80 characters, got {name!r:.100}")
     if rubric.reader not in READERS:
-        hint = did_you_mean(rubric.reader, READERS)
-        raise InputError(
-            f"{name}: there is no reader {rubric.reader!r}{hint}; known: {', '.join(READERS)}"
-        )
+        hint = did_you_mean(rubric.reader, READERS) or f"; known: {', '.join(READERS)}"
+        raise InputError(f"{name}: there is no reader {rubric.reader!r}{hint}")
     if any(not choice or choice != choice.strip() or "\n" in choice for choice in rubric.choices):
         raise InputError(f"{name}: each choice must be one line of text without spaces around it")
     if len({choice.casefold() for choice in rubric.choices}) < len(rubric.choices):

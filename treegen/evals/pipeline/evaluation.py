@@ -172,6 +172,19 @@ def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
             )
 
 
+def _warn_of_equal_samples(jobs: Sequence[Job], listener: Listener) -> None:
+    """Warn of runs that draw several samples of a problem by greedy decoding."""
+    for job in jobs:
+        if job.settings.num_samples > 1 and job.settings.sampling.temperature == 0:
+            listener.warn(
+                Message(
+                    f"Warning: the {job.settings.num_samples} samples of a problem are equal, "
+                    "because the temperature is 0; to draw different samples, pass "
+                    f"{arg('temperature', 0.7)}"
+                )
+            )
+
+
 def _tell_unused_template(
     job: Job, model_info: "ModelInfo", shown_hints: set[str], listener: Listener
 ) -> None:
@@ -248,6 +261,7 @@ def evaluate_all(
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
     if not choices.keys() & {"limit", "ids", "num_samples"}:
         _tell_large_plans(fresh, listener)
+    _warn_of_equal_samples(fresh, listener)
     complete_runs = [
         (job, to.info) for job, to in zip(jobs, targets, strict=True) if to.is_complete
     ]

@@ -177,10 +177,15 @@ def pick_run_samples(
         The number of picks.
 
     Raises:
-        RunError: picks are missing.
+        RunError: picks are missing, or the run was imported.
         As `pick_samples` and the loading of the model.
     """
     with _open_run(path, choices, listener) as (run, job):
+        if "imported" in run.info.identity:
+            raise RunError(
+                f"{path} was imported from the log of another tool, so treegen does not know the "
+                "model that drew its samples; use a run of `treegen eval`"
+            )
         questions_of(job, run, most)  # raises before a model is loaded if a question is impossible
         engine = replace(job.settings.engine, trust_remote_code=trust_remote_code)
         listener.loading(engine.model)

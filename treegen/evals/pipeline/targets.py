@@ -85,6 +85,11 @@ class _RunKind(Generic[_Settings]):
             threads = computed_on(run.info).get("threads")
             is_complete, done = run.missing <= 0, bool(run.done)
             info = None if choices.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
+        if "imported" in identity:
+            raise RunError(
+                f"{path} was imported from the log of another tool, so treegen cannot draw further "
+                "samples for it; start a new run"
+            )
         all_choices = {**choices, **({self.by: name[0]} if name else {})}
         if "task" in all_choices:
             task = identity["task"]["name"]

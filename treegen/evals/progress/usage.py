@@ -240,8 +240,9 @@ def format_decoding(usage: Mapping[str, Any]) -> str:
     """
     samples, accounted = usage.get("samples", 0), usage.get("samples_accounted", 0)
     decoded, sample_tokens = usage["decoded_tokens"], usage.get("sample_tokens", 0)
-    if not decoded and sample_tokens and not accounted:
-        return f"decoded tokens: not recorded; the finished samples have {sample_tokens:,} tokens"
+    if samples and not (decoded or accounted):
+        have = f"; the finished samples have {sample_tokens:,} tokens" if sample_tokens else ""
+        return f"decoded tokens: not recorded{have}"
     line = f"decoded tokens: {decoded:,} at {usage['tokens_per_second']:,.0f} per second"
     is_partial = accounted < samples and (accounted or decoded)  # imported runs have neither
     if unfinished := count_unfinished_tokens(usage):

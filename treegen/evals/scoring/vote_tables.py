@@ -217,7 +217,9 @@ def explain_votes(
             number = vote.partition(":")[0]
             is_missing = not (inputs.picks if vote == USC else number in available)
             how = _REMEDIES.get(number, f"start a new run with {arg('confidence=')}")
-            reasons[vote] = Message(f"some samples have no {number}; {how}" if is_missing else "")
+            num = sum(number not in group_values for group_values in numbers)
+            what = f"{num:,} of {len(numbers):,} samples have no {number}"
+            reasons[vote] = Message(f"{what}; {how}" if is_missing else "")
             if not is_missing and vote != USC:
                 try:
                     check_weights(

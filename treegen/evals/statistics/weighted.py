@@ -88,8 +88,8 @@ class VoteRule:
         number, _, rule = text.partition(":")
         if number not in NUMBERS:
             names = [*NUMBERS, USC, ALL]
-            hint = did_you_mean(number, names)
-            raise InputError(f"there is no vote {text!r}{hint}; known: {', '.join(names)}")
+            hint = did_you_mean(number, names) or f"; known: {', '.join(names)}"
+            raise InputError(f"there is no vote {text!r}{hint}")
         rule, equals, value = (rule or NUMBERS[number]).partition("=")
         default = _BORDA if rule == "borda" else math.nan
         try:

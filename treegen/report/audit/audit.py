@@ -204,7 +204,7 @@ def _notices(view: RunView, kind: str, is_read: bool, is_scored: bool) -> Iterat
             "not read the answers again"
         )
     if view.searched:
-        yield "of a search run, the audit does not check answers and prompts"
+        yield "the audit does not check answers and prompts of a search run"
         if not any(problem.question for problem in view.problems):
             yield "the problems are not available, so the audit did not check the data"
     elif view.tree is None or view.job is None:

@@ -33,6 +33,8 @@ GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
 COLOUR_MAP: Final = "cividis"
 # Plots with more points draw them as pixels, because a browser is slow with so many SVG shapes.
 MANY: Final = 200
+_LEGEND_INCHES: Final = 0.6
+"""Height of a legend of two lines, for which the size of a figure has room."""
 _MIN_LINK_INCHES: Final = 0.12  # smallest width and height of a link's area
 CYCLE: Final = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY)
 # The colour of text and lines. Nothing else in a picture has exactly this colour.
@@ -94,7 +96,7 @@ class Plot:
     draw: "Callable[[Figure], None]"
     """Draws it on a figure."""
     size: tuple[float, float] = (6.4, 3.6)
-    """Width and height in inches."""
+    """Width and height in inches; a high legend adds to the height."""
     find_links: "Callable[[Figure], list[PlotLink]] | None" = None
     """Returns the bars and points of the drawn figure that link to problems; see `make_link`."""
 
@@ -112,8 +114,18 @@ class Plot:
         Raises:
             InputError: matplotlib is not installed.
         """
+        return self.draw_svg()[:2]
+
+    def draw_svg(self) -> tuple[bytes, list[PlotLink], tuple[float, float]]:
+        """Return the SVG and the links of the plot, and its width and height in inches.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
         svg, figure = self._render("svg")
-        return _light_or_dark(svg), self.find_links(figure) if self.find_links else []
+        links = self.find_links(figure) if self.find_links else []
+        width, height = figure.get_size_inches()
+        return _light_or_dark(svg), links, (width, height)
 
     def png(self) -> bytes:
         """Return the picture as PNG, on white.
@@ -198,9 +210,16 @@ def error_bars(estimates: "Sequence[Estimate]") -> list[list[float]]:
     return [[e.value - e.low for e in estimates], [e.high - e.value for e in estimates]]
 
 
-def draw_legend(figure: "Figure", ncols: int) -> None:
-    """Draw the legend of a figure above its axes."""
-    figure.legend(loc="outside upper center", ncols=ncols, fontsize=10)
+def draw_legend(figure: "Figure", max_columns: int) -> None:
+    """Draw the legend of a figure above its axes, and make the figure higher for a high legend."""
+    for ncols in range(max_columns, 0, -1):
+        legend = figure.legend(loc="outside upper center", ncols=ncols, fontsize=10)
+        box = legend.get_window_extent()
+        if box.width <= figure.bbox.width or ncols == 1:
+            break
+        legend.remove()
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + max(0.0, box.height / figure.dpi - _LEGEND_INCHES))
 
 
 def plain_label(text: str, limit: int = 40) -> str:

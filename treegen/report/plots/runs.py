@@ -103,7 +103,9 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
                 passed = curve.metric == "pass@k"
                 colour = f"C{number if len(curves_of) > 1 else int(passed)}"
                 dashed = "--" if passed else "-"
-                label = f"{curve.metric}, {name}" if len(curves_of) > 1 else curve.metric
+                label = curve.metric
+                if len(curves_of) > 1:
+                    label += f", {plain_label(name)}"
                 draw_band(
                     axes, curve.ks, curve.values, colour, label, linestyle=dashed, markersize=3.5
                 )
@@ -115,7 +117,10 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         axes.set(xlabel="k, samples per problem", ylabel="share of problems", ylim=(-0.02, 1.02))
-        axes.legend()
+        if len(curves_of) > 1:
+            draw_legend(figure, 2)
+        else:
+            axes.legend()
 
     metrics = dict.fromkeys(curve.metric for curves in curves_of.values() for curve in curves)
     return Plot("metrics_over_k", f"{' and '.join(metrics)}, with 95% intervals", description, draw)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.checks import check_argument_types
 from treegen.common.formatting import safe_text
-from treegen.errors import DataError
+from treegen.errors import DataError, InputError
 from treegen.search.tree.graphs import describe_ended, to_dot, to_mermaid, to_svg
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.text_node import NodeEnd
@@ -127,14 +127,14 @@ class SearchTree:
                     parent_id=None if index == 0 or node.parent is None else ids[node.parent],
                     depth=node.depth - top,
                     text=node.text,
-                    score=_round_finite(node.value),
+                    score=_round_finite("value", node.value),
                     logprob=round(node.logprob, _DECIMALS),
                     n_tokens=len(node.tokens),
                     leaf=node.is_leaf,
                     pruned=node.pruned,
                     finish_reason=node.finish_reason,
                     visits=node.visits,
-                    prior=_round_finite(node.prior),
+                    prior=_round_finite("prior", node.prior),
                     scores=_scores(node.scores),
                     pruned_because=node.pruned_because,
                     dropped=node.dropped,
@@ -253,12 +253,17 @@ def round_value(value: float) -> float:
     return round(float(value), _DIGITS + max(0, small))
 
 
-def _round_finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else round_value(value)
+def _round_finite(name: str, value: float | None) -> float | None:
+    try:
+        return None if value is None or not math.isfinite(value) else round_value(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} of a node must be a number, got {value!r:.80}") from None
 
 
 def _scores(scores: Mapping[str, float]) -> dict[str, float]:
-    rounded = {str(name): _round_finite(value) for name, value in scores.items()}
+    rounded = {
+        str(name): _round_finite(f"scores[{name!r}]", value) for name, value in scores.items()
+    }
     return {name: value for name, value in rounded.items() if value is not None}
 
 

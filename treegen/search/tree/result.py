@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from types import CodeType, FrameType, FunctionType, TracebackType
@@ -257,8 +258,16 @@ def to_outcome(returned: object) -> SearchOutcome | None:
     """Convert the return value of a search to an outcome; return None for other values.
 
     Raises:
-        InputError: A sequence has nodes and other things.
+        InputError: The value is a call that was not awaited, or a sequence of nodes and other
+            things.
     """
+    if inspect.isawaitable(returned):
+        if isinstance(returned, Coroutine):
+            returned.close()
+        raise InputError(
+            f"a search returned a call without its result ({type(returned).__name__}); use `return "
+            "await ...`"
+        )
     if returned is None or isinstance(returned, SearchOutcome):
         return returned or SearchOutcome(None)
     if isinstance(returned, SearchNode):
