@@ -1,13 +1,12 @@
 """The demo model with fewer layers, for tests that draw many tokens, whatever they say."""
 
-import atexit
 import functools
 import json
 import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
+from kept_folders import make_kept_folder
 from safetensors.torch import load_file, save_file
 
 from treegen.demo import model_path
@@ -21,9 +20,7 @@ def shallow_demo() -> Path:
 
     A step takes less than half of the time. The texts vary, but say nothing.
     """
-    folder = TemporaryDirectory(prefix="shallow-demo-")
-    atexit.register(folder.cleanup)
-    path = shutil.copytree(model_path(), Path(folder.name) / "model")
+    path = shutil.copytree(model_path(), make_kept_folder() / "model")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": _NUM_LAYERS}))
     left_out = tuple(f"model.layers.{i}." for i in range(_NUM_LAYERS, config["num_hidden_layers"]))
