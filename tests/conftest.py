@@ -156,6 +156,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="module")
+def frozen_objects() -> None:
+    """Leave out of later garbage collections what is there: for files that collect in many tests."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module")
 def only_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Hold apart the files that look for traces of judges, or keep a judge, on several workers."""
     with (tmp_path_factory.getbasetemp().parent / "judges.lock").open("w") as lock:

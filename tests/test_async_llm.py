@@ -19,6 +19,7 @@ from treegen.errors import BusyError, InternalError, NumericsError
 from treegen.prompts import grammars, stops
 from treegen.search.live.run import LiveRun, SampleDelta
 
+pytestmark = pytest.mark.usefixtures("frozen_objects")
 PROMPT = "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n"
 LONG = SamplingParams(max_tokens=600, ignore_eos=True)
 
