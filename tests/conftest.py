@@ -157,7 +157,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module")
 def frozen_objects() -> None:
-    """Leave out of later garbage collections what is there: for files that collect in many tests."""
+    """Leave what is there out of garbage collections, for files whose tests often collect."""
     gc.collect()
     gc.freeze()
 
