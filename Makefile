@@ -81,7 +81,7 @@ versions: interpreted
 
 # The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 interpreted: $(VENV)/.treegen-dev
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/ops/attention/test_triton.py tests/ops/attention/test_ragged.py tests/ops/attention/test_invariant.py tests/ops/attention/test_fp8_attention.py tests/ops/attention/test_latent_attention.py tests/ops/attention/test_tree_kernels.py tests/model/test_fp4_expansion.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/ops/attention/test_triton.py tests/ops/attention/test_ragged.py tests/ops/attention/test_invariant.py tests/ops/attention/test_fp8_attention.py tests/ops/attention/test_latent_attention.py tests/ops/attention/test_tree_kernels.py tests/model/test_fp4_expansion.py tests/model/test_sum_kernels.py
 
 soak: $(VENV)/.treegen-dev
 	$(BIN)/python -m pytest -m soak

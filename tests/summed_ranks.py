@@ -26,8 +26,11 @@ def compare_sums(*, device: torch.device, ranks: Ranks) -> dict[str, Any]:
                 numbers = torch.randn(shape, device=device, generator=generator).to(dtype)
                 want = numbers.clone()
                 dist.all_reduce(want)
-                if not torch.equal(sum_over_ranks(numbers.clone()), want):
-                    unequal.append(f"sum {shape} {dtype}")
+                residual = want.flip(0).contiguous()
+                for addend in (None, residual):
+                    total = want if addend is None else want + addend
+                    if not torch.equal(sum_over_ranks(numbers, addend), total):
+                        unequal.append(f"sum {shape} {dtype} {addend is not None}")
                 weight = torch.randn(48, shape[-1], device=device, generator=generator).to(dtype)
                 product = linear(numbers, weight)
                 dist.all_reduce(product)

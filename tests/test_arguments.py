@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from treegen import LLM, InputError, Node, SamplingParams, evaluate
 from treegen.common.spelling import find_near
@@ -37,6 +39,22 @@ def llm() -> LLM:
 def test_generate_tells_what_to_give(llm: LLM, given: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         llm.generate(["a"], **given)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "ids"),
+    [
+        ([np.array([1, 2]), np.array([3])], [[1, 2], [3]]),
+        ([torch.tensor([1, 2])], [[1, 2]]),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ([{"prompt_token_ids": np.array([1, 2])}], [[1, 2]]),
+        (np.array([1, 2]), [[1, 2]]),
+        (torch.tensor([1, 2]), [[1, 2]]),
+    ],
+)
+def test_prompts_may_be_arrays_of_token_ids(llm: LLM, prompts: Any, ids: list[list[int]]) -> None:
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=1))
+    assert [output.prompt_token_ids for output in outputs] == ids
 
 
 def test_other_calls_tell_it_too(llm: LLM) -> None:

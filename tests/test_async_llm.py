@@ -15,8 +15,11 @@ import pytest
 from shallow_demo import shallow_demo
 
 from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
-from treegen.errors import BusyError, InternalError, NumericsError
+from treegen.errors import BusyError, InternalError, NumericsError, StoppedError
 from treegen.prompts import grammars, stops
+from treegen.search.budget import SearchUsage
+from treegen.search.budgeted_search import BudgetedSearch
+from treegen.search.live.backend import LiveBackend
 from treegen.search.live.run import LiveRun, SampleDelta
 
 pytestmark = pytest.mark.usefixtures("frozen_objects")
@@ -329,6 +332,31 @@ def test_closing_waits_for_calls_or_ends_them(loaded: LLM) -> None:
     assert asyncio.run(ask(True))[1][0][0].num_tokens
     with pytest.raises(InputError, match="did not finish"):
         asyncio.run(ask(False))
+
+
+def test_a_prompt_that_is_encoded_while_it_closes_gets_the_same_error(loaded: LLM) -> None:
+    served = AsyncLLM(loaded)
+    served.close()
+    with pytest.raises(StoppedError, match="closed during the call"):
+        asyncio.run(served._encoder.encode([PROMPT], {}))
+
+
+def test_closing_waits_for_calls_of_nodes_that_count_no_rows(loaded: LLM) -> None:
+    async def begin(backend: LiveBackend) -> int:
+        search, context = BudgetedSearch("", None, None), backend.prompt(PROMPT, SearchUsage())
+        (sample,) = await backend.sample(context, "/", range(1), LONG, search)
+        assert sample is not None
+        return sample.completion.num_tokens
+
+    async def ask() -> int:
+        served = AsyncLLM(loaded, nodes=True)
+        call = asyncio.create_task(served.call_nodes(begin))
+        while not served.status().rows:
+            await asyncio.sleep(0.005)
+        await asyncio.to_thread(served.close)
+        return await asyncio.wait_for(call, 60)
+
+    assert asyncio.run(ask()) == LONG.max_tokens
 
 
 def test_after_a_run_has_failed_others_are_served(

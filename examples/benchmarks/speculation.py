@@ -248,7 +248,7 @@ def _run(llm: LLM, tree: Node, samples: _Samples, speculate: str) -> Usage:
         scheduler.features.budgets = forced = _RecordedTokens(
             scheduler.run, scheduler.features.grammars
         )
-        scheduler.queue.features = scheduler.features.of_rows
+        scheduler.queue.features = scheduler.features.row_features
         forced.samples = samples
         for _ in stream:
             pass

@@ -1,9 +1,9 @@
 """What sums over GPUs cost, and what tensor parallelism gains.
 
 The first table has the microseconds of a sum of bfloat16 numbers over the GPUs, in CUDA graphs: by
-NCCL, and by torch's kernels over symmetric memory, which treegen uses on two GPUs (without
-multicast; their numbers are in this memory already). The second table has tokens/s of `treegen
-bench decode`. On two GPUs or more:
+NCCL, by treegen (which has its own kernels for two GPUs), and by torch's kernels over symmetric
+memory (without multicast; their numbers are in this memory already). The second table has tokens/s
+of `treegen bench decode`. On two GPUs or more:
 
     python examples/benchmarks/tensor_parallel.py
 """
@@ -28,12 +28,12 @@ from treegen.cli.main import script
 from treegen.cli.options.options import JSON
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
 from treegen.errors import InputError
-from treegen.model.parallel.ranks import Ranks
+from treegen.model.parallel.ranks import Ranks, sum_over_ranks
 from treegen.model.rank_processes import RankGroup
 from treegen.report.tables import PrintableTable
 
 SIZES: Final = [1 << power for power in range(13, 26)]  # bytes: one row of 4,096 numbers and more
-WAYS: Final = ("NCCL", "one shot", "two shots")
+WAYS: Final = ("NCCL", "treegen", "one shot", "two shots")
 _CALLS: Final = 20  # of a graph
 _REPEATS: Final = 10
 
@@ -51,6 +51,7 @@ def time_sums(*, device: torch.device, ranks: Ranks) -> dict[str, list[float]]:
         there, out = shared[: size // 2], torch.empty_like(numbers)
         calls = (
             partial(dist.all_reduce, numbers),
+            partial(sum_over_ranks, numbers),
             partial(torch.ops.symm_mem.one_shot_all_reduce_out, there, "sum", group, out),
             partial(torch.ops.symm_mem.two_shot_all_reduce_, there, "sum", group),
         )

@@ -142,12 +142,12 @@ def images_of_doc(task: Any, name: str, doc: Any) -> tuple[ImageFile, ...]:
     """
     if not task.get_config("doc_to_image"):
         return ()
-    from treegen.integrations.lm_eval.conversion import visuals
+    from treegen.integrations.lm_eval.conversion import as_image_list
 
     try:
         return tuple(
             ImageFile.within(as_file(image), f"{name}-{number}")
-            for number, image in enumerate(visuals(task.doc_to_image(doc)), start=1)
+            for number, image in enumerate(as_image_list(task.doc_to_image(doc)), start=1)
         )
     except InputError as error:
         raise DataError(f"{name}: {error}") from None

@@ -24,9 +24,9 @@ from treegen.integrations.lm_eval.conversion import (
 from treegen.integrations.lm_eval.tokenizer import (
     HarnessTokenizer,
     Pair,
-    fitting,
+    split_into_windows,
+    truncate_context,
     truncate_prompt,
-    windows,
 )
 from treegen.prompts.images.table import ImageTable
 from treegen.prompts.reasoning import NAME, reasoning_arguments
@@ -93,7 +93,7 @@ def build_requests(
         context, gen_kwargs, *extra = request.args
         if (key := repr(gen_kwargs)) not in settings_of:
             generation = gen_settings(
-                gen_kwargs, max_gen_toks=MAX_GEN_TOKS, seed=0, eos=texts.eos, thinks=False
+                gen_kwargs, max_gen_toks=MAX_GEN_TOKS, seed=0, eos=texts.eos, has_reasoning=False
             )
             settings_of[key] = generation, _params(generation.params, settings)
         generation, params = settings_of[key]
@@ -118,7 +118,7 @@ def build_requests(
 def default_params(gen_kwargs: Mapping[str, Any]) -> SamplingParams:
     """Return a task's sampling parameters, before user and checkpoint override any."""
     return gen_settings(
-        gen_kwargs, max_gen_toks=MAX_GEN_TOKS, seed=0, eos=None, thinks=False
+        gen_kwargs, max_gen_toks=MAX_GEN_TOKS, seed=0, eos=None, has_reasoning=False
     ).params
 
 
@@ -231,13 +231,13 @@ class _Pairs(TemplateLM):  # type: ignore[misc]
         return [
             pair
             for instance in instances
-            for pair in windows(
+            for pair in split_into_windows(
                 self.tok_encode(instance.args[0]), self.prefix_token_id, self._max_length
             )
         ]
 
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[Pair]:
-        return [fitting(before, after, self._max_length) for _, before, after in requests]
+        return [truncate_context(before, after, self._max_length) for _, before, after in requests]
 
     @property
     def eot_token_id(self) -> int | None:

@@ -267,6 +267,16 @@ def test_what_takes_an_llm_runs_on_workers_or_says_why_not(cluster: Cluster, tin
                 assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow")
+def test_texts_are_scored_on_workers(cluster: Cluster, tmp_path: Path) -> None:
+    from treegen.integrations.score_texts import score_texts
+
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(f'{{"text": "Text {number}"}}\n' for number in range(9)))
+    (*_, last) = score_texts(cluster, path, tmp_path / "scores", top=2)
+    assert last.texts == 9 and 0 < last.computed < last.tokens  # shared tokens count once
+
+
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-eval")
 def test_lm_eval_runs_on_workers(cluster: Cluster, tiny: Path) -> None:
     from lm_eval.api.instance import Instance

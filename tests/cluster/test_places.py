@@ -89,7 +89,7 @@ def test_an_address_that_does_not_answer_is_told_soon(
     """Nobody listens there, or somebody who is no Ray."""
     from treegen.llm.cluster import ray_session
 
-    monkeypatch.setattr(ray_session, "_SECONDS", 0.5)
+    monkeypatch.setattr(ray_session, "_ANSWER_SECONDS", 0.5)
     args = ["eval", "gsm8k", "-M", tiny, "-o", tmp_path / "run", "-L", "1", "--workers", "2"]
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"127.0.0.1:{server.getsockname()[1]}"

@@ -246,6 +246,31 @@ def test_a_search_cannot_go_on_from_a_sample_that_failed(tmp_path: Path) -> None
         assert session.sample({root: 1})[root] and ended.text
 
 
+def test_a_node_after_which_a_structure_allows_no_token_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the matcher failed only in a step of the run, the searches of all others would end."""
+    from llguidance import LLMatcher
+
+    tiny_models.save_tiny_model(tmp_path, "llama")
+    llm = LLM(str(tmp_path), device="cpu", memory="8MiB", check=False)
+    with llm.session(SamplingParams(regex="[ab]+", seed=1, max_tokens=3)) as session:
+        root = session.root(LETTERS)
+        (child,) = session.sample({root: 1})[root]
+        compute = LLMatcher.compute_bitmask
+
+        def compute_and_fail(matcher: LLMatcher) -> bytes:
+            bits = compute(matcher)
+            matcher.consume_token(llm.tokenizer.encode("c", add_special_tokens=False)[0])
+            return bits
+
+        monkeypatch.setattr(LLMatcher, "compute_bitmask", compute_and_fail)
+        with pytest.raises(InputError, match="is not a valid beginning of its regex"):
+            session.sample({child: 1})
+        monkeypatch.setattr(LLMatcher, "compute_bitmask", compute)
+        assert session.sample({root: 1})[root]
+
+
 def test_a_structure_without_a_first_token_is_refused(tmp_path: Path) -> None:
     llm = LLM(str(checkpoint_of(tmp_path, "added")), device="cpu", memory="8MiB", check=False)
     with pytest.raises(InputError, match="grammar cannot be used"):

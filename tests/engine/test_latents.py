@@ -128,7 +128,7 @@ def test_copies_are_the_first_to_go(
     with few.stream(Node(TRUNK, samples=12), params) as stream:
         got = sorted(stream, key=lambda c: c.sample_index)
     assert [c.tokens for c in got] == want
-    assert not stream.usage.preemptions and few.cache.pool.num_taken_back
+    assert not stream.usage.preemptions and few.cache.pool.num_ended_loans
     assert copied == [num] and lent[0] and not all(lent)
     few.cache.pool.check([*few.engine.prefix_cache.tables()])
 

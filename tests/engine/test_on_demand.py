@@ -106,6 +106,22 @@ def test_parts_have_the_scores_of_the_whole(llm: LLM, seed: int) -> None:
         assert stream.scores[index].logprobs == pytest.approx(score.logprobs, abs=1e-5)
 
 
+def test_scores_that_the_running_pass_computes_are_not_withdrawn(tiny: Path) -> None:
+    """Another worker would compute them again."""
+    llm = LLM(str(tiny), memory="1MiB", run_ahead=True)
+    plan = llm._plan(build_score_requests(PAIRS, llm.tokenizer, llm.spec))
+    with llm.open_planned_stream(plan, [SamplingParams()] * len(PAIRS)) as stream:
+        stream.add_work((place, []) for place in range(len(PAIRS)))
+        withdrawn: list[int] = []
+        while stream.has_work:
+            stream.step()
+            withdrawn += [place for place, _ in stream.withdraw(1)]
+        assert sorted([*stream.scores, *withdrawn]) == list(range(len(PAIRS)))
+        assert stream.usage.prompt_tokens_unshared == sum(
+            len(plan.requests[place].tokens) for place in stream.scores
+        )
+
+
 def test_scores_are_read_between_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = llm._plan(build_score_requests(PAIRS, llm.tokenizer, llm.spec))
     in_step, has_read = threading.Event(), threading.Event()

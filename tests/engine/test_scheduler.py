@@ -477,6 +477,28 @@ def test_scores_that_are_cancelled_leave_equal_ones_alone(run_ahead: bool) -> No
     assert 2 in scheduler.scores
 
 
+def test_a_pass_that_fails_while_a_score_is_cancelled_fails_the_next_step() -> None:
+    """The caller of `cancel` does not expect the error of a pass, and the run must not go on."""
+    tokens = np.array([2, 3, 4], np.int32)
+    requests = [Request("s", tokens, 0, 0, 1, score_from=1), Request("p", tokens, 1, 1, 4)]
+    plan = compile_plan(requests, token_bytes=64, num_layers=1)
+    model = HistoryModel()
+    model.bad_at = 0
+    scheduler = scheduler_of(
+        plan,
+        model,
+        model.new_cache(50, 2),
+        SamplingParams(max_tokens=4),
+        samples=[[], [0]],
+        run_ahead=True,
+    )
+    scheduler.step()
+    scheduler.cancel(0)
+    assert 0 not in scheduler.run.requests
+    with pytest.raises(NumericsError, match="at token 2"):
+        drain(scheduler)
+
+
 @pytest.mark.parametrize("run_ahead", [False, True])
 def test_a_score_whose_last_piece_is_bad_is_not_given(run_ahead: bool) -> None:
     """Nor is it while the pass with that piece is under way behind the one before."""

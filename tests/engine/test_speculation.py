@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from treegen.common.drafter import DraftContext
 from treegen.engine.passes.decode import DecodeSteps
 from treegen.engine.requests.output_processor import OutputProcessor
 from treegen.engine.requests.pass_results import PassResultProcessor
+from treegen.engine.speculative.draft_length import SingleRateDrafter
 from treegen.errors import CacheFullError, InputError
 
 FAMILIES = [
@@ -191,6 +193,25 @@ def test_a_function_that_returns_something_else_is_told_so(checkpoint: Path, fou
     with pytest.raises(InputError, match=r"list of token ids for each of 6 samples, got"):
         llm.run(tree_of(2), PARAMS)
     assert len(guessed(llm, "off").run(tree_of(2), PARAMS).completions) == 6
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_tokens_that_a_grammar_forces_say_nothing_about_a_drafter(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    update = SingleRateDrafter.update_acceptance
+
+    def record(self: SingleRateDrafter, *counts: Any) -> None:
+        update(self, *counts)
+        rates.append(self._chance.value)
+
+    monkeypatch.setattr(SingleRateDrafter, "update_acceptance", record)
+    llm = guessed(load(checkpoint), lambda contexts: [[] for _ in contexts])
+    params = SamplingParams(regex="(one two three four|five six seven eight)", max_tokens=30)
+    result = llm.run(tree_of(3), params)
+    assert result.usage.accepted_tokens > 0
+    assert rates and rates == pytest.approx([SingleRateDrafter()._chance.value] * len(rates))
 
 
 @pytest.fixture(scope="module")

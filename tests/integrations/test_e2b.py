@@ -85,6 +85,18 @@ def test_a_world_that_gets_no_directory_is_closed(
     use(body)
 
 
+def test_an_error_of_the_files_leaves_no_sandbox(cloud: Cloud) -> None:
+    def files(problem: Any) -> Any:
+        raise KeyError("files")
+
+    async def body(environment: E2BEnvironment) -> None:
+        with pytest.raises(KeyError):
+            await environment.start(PROBLEM)
+        assert not cloud.sandboxes and not environment.worlds
+
+    use(body, files=files)
+
+
 def test_forks_and_snapshots(cloud: Cloud) -> None:
     async def body(environment: E2BEnvironment) -> None:
         first = await environment.start(PROBLEM)
@@ -123,7 +135,7 @@ def test_forks_and_snapshots(cloud: Cloud) -> None:
 
 
 def test_a_limit_ends_its_own_branch_only(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(e2b_server, "_MAX_OUTPUT", 100_000)
+    monkeypatch.setattr(e2b_server, "_MAX_OUTPUT_BYTES", 100_000)
 
     async def body(environment: E2BEnvironment) -> None:
         worlds = [await environment.start(PROBLEM) for _ in range(3)]
@@ -167,11 +179,11 @@ def test_answers_are_limited_in_bytes_and_time(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, status: int, is_slow: bool
 ) -> None:
     monkeypatch.setattr(e2b, "_MAX_FILE", 100_000)
-    monkeypatch.setattr(e2b_server, "_MAX_ANSWER", 100_000)
+    monkeypatch.setattr(e2b_server, "_MAX_ANSWER_BYTES", 100_000)
     monkeypatch.setattr(e2b_server, "_FIRST_WAIT", 0.01)
     if is_slow:
         monkeypatch.setattr(e2b, "_MAX_FILE", 1 << 40)
-        monkeypatch.setattr(e2b_server, "_MAX_ERROR", 1 << 40)
+        monkeypatch.setattr(e2b_server, "_MAX_ERROR_BYTES", 1 << 40)
         cloud.drip = 0.05
 
     async def body(environment: E2BEnvironment) -> None:

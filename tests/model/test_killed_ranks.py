@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked_ranks import forked_group, forked_ranks
-from killed_ranks import kill_ranks
+from killed_ranks import Alone, kill_ranks
 
 from treegen.errors import ModelError, WorkerError
 from treegen.model import rank_processes
@@ -25,22 +25,6 @@ from treegen.model.parallel.ranks import RankLeader, Ranks, abort, join, leave
 from treegen.model.rank_processes import RankGroup
 
 SIGNAL = "import os, treegen.llm.follower as f; f.join = lambda *_: os.kill(os.getpid(), {})"
-
-
-class Alone:
-    """The leader of a group with a single rank."""
-
-    failed = ""
-    folder = Path()
-
-    def call_followers(self, name: str, *arguments: object) -> None:
-        """Nobody is told."""
-
-    def check(self) -> None:
-        """Nobody can fail."""
-
-    def fail(self, message: str) -> None:
-        """Nobody ends."""
 
 
 def leave_and_note(leader: RankLeader, still: list[bool]) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,7 +28,7 @@ from forked_ranks import forked_group
 from processes import descendants, living
 
 from treegen import LLM, SamplingParams
-from treegen.errors import WorkerError
+from treegen.errors import InputError, NumericsError, WorkerError
 from treegen.model import rank_processes
 from treegen.model.load import load_model
 from treegen.model.model import Model
@@ -212,3 +213,39 @@ def test_a_leader_that_is_killed_leaves_no_rank_and_its_folder_is_swept(tmp_path
     while ranks.keys() & living().keys():  # the test's own limit of time counts
         time.sleep(0.1)
     assert (tmp_path / "mine" / "file").exists()
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_ranks_can_be_used_after_a_failure_between_logits_and_masked_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 waits for the draws of rank 0, which never makes them."""
+    tiny_models.save_tiny_model(tmp_path)
+    params = SamplingParams(max_tokens=8, seed=3, structured_outputs={"regex": "[0-9]+"})
+    expected = LLM(str(tmp_path), device="cpu", memory="4MiB").run(tree_of(3), params)
+
+    def fail(*_: object) -> None:
+        raise NumericsError("logits are not numbers")
+
+    with forked_group(2) as group:
+        model = group.load(partial(load_model, str(tmp_path)))
+        llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB", run_ahead=True)
+        stream = llm.stream(tree_of(3), params)
+        for _ in range(4):
+            stream.step()
+        monkeypatch.setattr(stream.scheduler, "_process_last", fail)
+        with pytest.raises(NumericsError, match="not numbers"):
+            stream.step()
+        again = llm.run(tree_of(3), params)
+    assert [c.tokens for c in again.completions] == [c.tokens for c in expected.completions]
+
+
+def test_ranks_can_be_used_after_options_that_the_model_does_not_support(tmp_path: Path) -> None:
+    """The other ranks hear of no options that rank 0 refuses."""
+    path = str(tiny_models.save_tiny_model(tmp_path))
+    with forked_group(2) as group:
+        model = group.load(partial(load_model, path, dtype="bfloat16"))
+        make = partial(LLM, model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB")
+        with pytest.raises(InputError, match="reproducible"):
+            make(reproducible=True)
+        assert len(make().run(tree_of(2), SamplingParams(max_tokens=3)).completions) == 6

@@ -4,11 +4,11 @@ import tracemalloc
 
 import numpy as np
 
-from treegen.llm.encoder import ENTRY, PromptCache, key_of
+from treegen.llm.encoder import TOKENS_PER_ENTRY, PromptCache, key_of
 
 
 def test_the_least_recently_used_leave() -> None:
-    known = PromptCache(max_tokens=10 + 2 * ENTRY)
+    known = PromptCache(max_tokens=10 + 2 * TOKENS_PER_ENTRY)
     tokens = {name: np.arange(size, dtype=np.int32) for name, size in ((b"a", 4), (b"b", 5))}
     for name, ids in tokens.items():
         known.put(name, ids)
@@ -16,7 +16,7 @@ def test_the_least_recently_used_leave() -> None:
     known.put(b"c", np.arange(3, dtype=np.int32))
     assert known.get(b"b") is None
     assert known.get(b"a") is tokens[b"a"]
-    known.put(b"huge", np.arange(11 + ENTRY, dtype=np.int32))
+    known.put(b"huge", np.arange(11 + TOKENS_PER_ENTRY, dtype=np.int32))
     assert known.get(b"huge") is None
     known.put(None, tokens[b"a"])
     assert known.get(None) is None

@@ -14,6 +14,7 @@ from fakes import HistoryModel
 from live_search import backend_of, pool_of, run_of
 
 from treegen import LLM, SamplingParams
+from treegen.engine import param_set
 from treegen.search import AskTell, Budget, SearchNode, SearchResult
 from treegen.search.evaluate import mean_logprob, rollouts, value_prompt
 from treegen.search.event_loop import gather
@@ -169,6 +170,23 @@ def test_calls_of_a_session_share_a_budget_in_their_order() -> None:
             assert done == [first, second] and len(first.result) == 4
             assert str(second.error) == "budget of 50 tokens reached"
             assert len(root.children) == 5 and root.search.usage.tokens_decoded == 50
+
+
+def test_samples_that_wait_for_the_budget_keep_their_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until they start, nothing in the run uses their parameters, whose index may be reused."""
+    stops = "bcdefghijklmnopq"
+
+    async def fn(root: SearchNode) -> None:
+        await gather(root.sample(2, stop=stop, max_tokens=12) for stop in stops)
+
+    trees = []
+    for capacity in (256, 1):
+        monkeypatch.setattr(param_set, "_MIN_CAPACITY", capacity)
+        (result,) = run_of(backend_of(HistoryModel()), fn, 1, budget=Budget(tokens=240))
+        trees.append([node.text for node in result.tree.nodes])
+    assert trees[0] == trees[1] and len(trees[0]) > 12
 
 
 def test_answers_count_in_the_order_in_which_they_were_asked_for() -> None:

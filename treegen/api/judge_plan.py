@@ -40,12 +40,12 @@ class JudgingPlan:
         """Raise the InputError or ModelError that `judge` would raise, before a run is sampled."""
         check_judges(self.judges, self.rubric, self.wordings, self.verdicts, self.options)
 
-    def judge(self, run: Path, **how: Any) -> Judgings:
+    def judge(self, run: Path, **arguments: Any) -> Judgings:
         """Judge a run.
 
         Args:
             run: The directory of the run.
-            how: Further arguments of `treegen.judge`, such as `models` and `listener`.
+            arguments: Further arguments of `treegen.judge`, such as `models` and `listener`.
         """
         return judge(
             run,
@@ -54,7 +54,7 @@ class JudgingPlan:
             wordings=self.wordings,
             verdicts=self.verdicts,
             options=self.options,
-            **how,
+            **arguments,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -76,20 +76,20 @@ class JudgingPlan:
 
     @classmethod
     def make(
-        cls, judge: "str | BaseLLM | Sequence[str | BaseLLM]", **how: Any
+        cls, judge: "str | BaseLLM | Sequence[str | BaseLLM]", **fields: Any
     ) -> "JudgingPlan | None":
-        """Return the plan that a user asks for; None if the judge is "none".
+        """Return the plan with a user's judges; None if the judge is "none".
 
         Args:
             judge: As `treegen.judge` takes it, or "none".
-            how: The other fields.
+            fields: The other fields.
 
         Raises:
             InputError: the judge is not a model.
         """
         judges = as_judges(judge)
         if NOBODY not in judges:
-            return cls(judges=judges, **how)
+            return cls(judges=judges, **fields)
         if len(judges) > 1:
             raise InputError(
                 f"{arg('judge', 'none')} skips judging and cannot be used together with other "

@@ -225,8 +225,9 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
         if models is None:
             models = stack.enter_context(JudgeLoader())
         result = judge_all(runs, resolved, models, settings, follow, listener)
-        how: dict[str, Any] = {"labels": human_labels, "weights": weights, "combine": combine}
-        return _make_judgings(path, runs, result, **how)
+        return _make_judgings(
+            path, runs, result, labels=human_labels, weights=weights, combine=combine
+        )
 
 
 def _read_judges(
@@ -248,18 +249,18 @@ def _read_judges(
     return judges
 
 
-def _make_judgings(path: Path, runs: OpenRuns, result: JudgeResult, **how: Any) -> Judgings:
+def _make_judgings(path: Path, runs: OpenRuns, result: JudgeResult, **options: Any) -> Judgings:
     """Return the judgements of a call.
 
     Args:
         path: The directory of the run.
         runs: The judged runs, open.
         result: What `judge_all` returned.
-        how: Further arguments of `summarize`.
+        options: Further arguments of `summarize`.
     """
     summaries = []
     if any(judge_run.judgements for judge_run in result.judged):
-        summaries = [summarize(result.judged, groups=result.answers.groups, **how)]
+        summaries = [summarize(result.judged, groups=result.answers.groups, **options)]
     work = {
         name: {field: getattr(done, field) for field in done.__slots__}
         for name, done in result.work.items()
@@ -338,14 +339,12 @@ def judgings(
     samples = [(problem, index) for problem, index, _ in runs.answers.all()]
     stored = count_judgements(path, groups, samples)
     for group in groups:
-        rubric = group[0].judging.settings.rubric
+        group_rubric = group[0].judging.settings.rubric
         human_labels = None
-        if labels is not None and not rubric.pairs:
-            human_labels = _load_human_labels(labels, rubric, runs.answers)
-        how: dict[str, Any] = {"labels": human_labels}
-        if len(group) > 1:
-            how |= {"weights": weights, "combine": combine}
-        summaries.append(summarize(group, groups=runs.answers.groups, **how))
+        if labels is not None and not group_rubric.pairs:
+            human_labels = _load_human_labels(labels, group_rubric, runs.answers)
+        jury: dict[str, Any] = {"weights": weights, "combine": combine} if len(group) > 1 else {}
+        summaries.append(summarize(group, groups=runs.answers.groups, labels=human_labels, **jury))
     flagged = build_flagged_table(runs.answers.all())
     about = _describe_runs(runs)
     return Judgings(

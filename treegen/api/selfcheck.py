@@ -8,7 +8,7 @@ bit by bit, their log-probabilities.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -124,8 +124,9 @@ class SelfCheck:
         yield self._compare("every second problem", {name: problems[name] for name in names[::2]})
         for name in (names[0], names[len(names) // 2], names[-1]):
             yield self._compare(f"{name} alone", {name: problems[name]})
-        yield self._compare("every second sample, as resumed runs draw", problems, skip=0)
-        yield self._compare("one sample of each", problems, skip=1)
+        evens, later = range(0, _SAMPLES, 2), range(1, _SAMPLES)
+        yield self._compare("every second sample, as resumed runs draw", problems, skip=evens)
+        yield self._compare("one sample of each", problems, skip=later)
         few_pages = {"memory": self._min_memory(), "page_size": 16}
         changes: dict[str, dict[str, Any]] = {
             f"{_ROWS} rows at once": {"max_rows": _ROWS},
@@ -135,13 +136,13 @@ class SelfCheck:
             "all levels shared": {"sharing": "all"},
             "steps not launched ahead": {"run_ahead": False},
         }
-        for what, changed in changes.items():
+        for name, changed in changes.items():
             model, tokenizer = self._llm.model, self._llm.tokenizer
             del self._llm  # frees its pages
             self._llm = LLM(model, tokenizer=tokenizer, **{**self._options, **changed})
-            yield self._compare(what, problems)
+            yield self._compare(name, problems)
 
-    def _compare(self, name: str, problems: _Problems, skip: int | None = None) -> Arrangement:
+    def _compare(self, name: str, problems: _Problems, skip: Sequence[int] = ()) -> Arrangement:
         samples, usage = self._run(problems, skip)
         pairs = [(sample, self._reference[key]) for key, sample in samples.items()]
         return Arrangement(
@@ -152,15 +153,14 @@ class SelfCheck:
             preemptions=usage.preemptions,
         )
 
-    def _run(self, problems: _Problems, skip: int | None = None) -> tuple[_Samples, Usage]:
+    def _run(self, problems: _Problems, skip: Sequence[int] = ()) -> tuple[_Samples, Usage]:
         """Return samples of problems.
 
         Args:
             problems: The problems to sample.
-            skip: 0 leaves out every second sample, 1 keeps only the first; None keeps all.
+            skip: Indices of the samples to leave out. Default: none.
         """
-        skipped = {None: [], 0: range(0, _SAMPLES, 2), 1: range(1, _SAMPLES)}[skip]
-        done = [(name, index) for name in problems for index in skipped]
+        done = [(name, index) for name in problems for index in skip]
         with self._llm.stream(_tree(problems), self._params, skip=done) as stream:
             samples = {(c.prompt_id, c.sample_index): (c.tokens, c.logprob) for c in stream}
             return samples, stream.usage

@@ -75,13 +75,13 @@ def _range(spread: Spread | None) -> str:
     return f"{spread.low:,.0f}-{spread.high:,.0f}" if spread else ""
 
 
-def _median(spread: Spread | None, form: str) -> str:
-    return format(spread.median, form) if spread else ""
+def _median(spread: Spread | None, spec: str) -> str:
+    return format(spread.median, spec) if spread else ""
 
 
-def format_number(value: float | None, form: str) -> str:
+def format_number(value: float | None, spec: str) -> str:
     """Return a number as text, or nothing if it was not measured."""
-    return "" if value is None else format(value, form)
+    return "" if value is None else format(value, spec)
 
 
 def _bytes_read(result: WorkloadResult, count: int) -> str:

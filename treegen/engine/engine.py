@@ -75,11 +75,6 @@ class Engine:
             CapacityError: no page fits.
         """
         self.model, self._ranks = model, model.ranks
-        if self._ranks is not None:
-            self._ranks.fixed_order = options.reproducible
-        if self._ranks is not None and self._ranks.leader is not None:
-            # Only rank 0 drafts tokens.
-            self._ranks.leader.call_followers("engine", {**options.engine(), "speculate": None})
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
         self._expanded: ExpandedKVOptions | None = None
@@ -92,6 +87,12 @@ class Engine:
                 self.impl, self.align = IMPL, ALIGN
                 model.make_reproducible()
         self.drafters = DrafterFactory(model, options, tokenizer)
+        # The options are checked before the other ranks are called: an error would end these ranks.
+        if self._ranks is not None:
+            self._ranks.fixed_order = options.reproducible
+        if self._ranks is not None and self._ranks.leader is not None:
+            # Only rank 0 drafts tokens.
+            self._ranks.leader.call_followers("engine", {**options.engine(), "speculate": None})
         self.graphs: DecodeGraphs | None = None
         self.prefills: PrefillGraphs | None = None
         if on_gpu and not eager:
@@ -276,7 +277,7 @@ class Engine:
                     self.encoder_cache.clear()
                 running = self._running() if self._is_running() and self._running else None
                 if running is not None:
-                    running.note_update(mode)
+                    running.schedule_update(mode)
                 elif mode != "keep":
                     self.prefix_cache.clear()
                 if mode != "keep":

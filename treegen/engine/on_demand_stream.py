@@ -23,8 +23,9 @@ Work = tuple[int, list[int]]
 class OnDemandStream(Stream):
     """Draws samples of a plan as they are added, in any order.
 
-    A segment of the plan is in the scheduler's tree while added work needs it. A segment that
-    several prompts share stays there.
+    A segment of the plan is in the scheduler's tree while added work needs it. A segment with
+    segments below it stays there, unless it was added for a scored request: scores need logits,
+    which exist only while the segment is computed.
     """
 
     def __init__(
@@ -50,8 +51,7 @@ class OnDemandStream(Stream):
         self._live: dict[int, LiveSegment] = {}  # by index in the plan
         self._plan_index_of: dict[int, int] = {}  # index in the plan, by the scheduler's index
         self._scores: dict[int, Score] = {}
-        # Indices of segments with segments below them. When no added work needs such a segment, it
-        # stays as an idle segment, so that later work does not compute it again.
+        # Indices of segments with segments below them.
         self._parents = {segment.parent for segment in plan.segments}
         self._floors: dict[int, float] = {}
 
@@ -111,6 +111,8 @@ class OnDemandStream(Stream):
                 self.scheduler.cancel(index, sample)
             if not samples:
                 self.scheduler.cancel(index)
+                if index in self.scheduler.scores:  # the running pass has computed it
+                    continue
             self.usage.prompt_tokens_unshared -= len(spec.tokens) * max(len(samples), 1)
             max_count -= max(len(samples), 1)
             withdrawn.append((self._plan_index_of[index], samples))

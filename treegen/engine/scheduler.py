@@ -104,7 +104,7 @@ class Scheduler:
         self._error: Exception | None = None  # raised once all samples that had ended are returned
         early_samples = speculation.early_samples if speculation else 0
         self.queue = queue = RowQueue(
-            run, features.states, features.of_rows, early_samples=early_samples
+            run, features.states, features.row_features, early_samples=early_samples
         )
         self._chunk = resources.prefill_chunk
         self._passes = PrefillPasses(run, queue, features, chunk=resources.prefill_chunk)
@@ -188,26 +188,21 @@ class Scheduler:
     def step(self) -> list[Completion]:
         """Run one forward pass; return samples that are known to have ended.
 
-        Raises NumericsError if the model's logits are not numbers, CapacityError if the cache or
-        the GPU's memory is too small, InternalError if no remaining work can proceed. Samples that
-        had ended before an error are returned first; then the next call raises.
+        Samples that had ended before an error are returned first; then the next call raises it.
+
+        Raises:
+            NumericsError: the model's logits are not numbers.
+            CapacityError: the cache or the GPU's memory is too small.
+            InternalError: work is left, but none of it can proceed.
         """
         if self._error is None:
             try:
                 with use_device(self.run.model.device), self.run.gate.step():
                     if self._update is not None:
-                        self._follow_update()
+                        self._apply_update()
                     self._step()
             except Exception as error:
-                self._error = translate_error(self.run, error)
-                with suppress(Exception):
-                    if isinstance(error, torch.OutOfMemoryError):
-                        # The previous pass was in flight, and its results are valid.
-                        self._collect_results()
-                with suppress(Exception):
-                    self._results.end()
-                with suppress(Exception):
-                    self._outputs.report_all()
+                self._keep_error(error)
         finished = self._outputs.take_finished()
         if self._error is not None and not finished:
             failure, self._error = self._error, None
@@ -217,15 +212,27 @@ class Scheduler:
                 del failure  # it would keep the tensors of the pass that failed
         return finished
 
-    def note_update(self, mode: CacheMode) -> None:
-        """Make the next step begin with what an update of the weights requires.
+    def _keep_error(self, error: Exception) -> None:
+        """Keep an error for `step` to raise, and report the samples that had ended before it."""
+        self._error = translate_error(self.run, error)
+        with suppress(Exception):
+            if isinstance(error, torch.OutOfMemoryError):
+                # The previous pass was in flight, and its results are valid.
+                self._collect_results()
+        with suppress(Exception):
+            self._results.end()
+        with suppress(Exception):
+            self._outputs.report_all()
+
+    def schedule_update(self, mode: CacheMode) -> None:
+        """Make the next step drop or compute again what an update of the weights invalidates.
 
         Args:
             mode: What is computed again; see `LLM.update`.
         """
         self._update = max(mode, self._update or mode, key=CACHE_MODES.index)
 
-    def _follow_update(self) -> None:
+    def _apply_update(self) -> None:
         """Record versions from now on, and drop or compute again what the old weights computed."""
         start, mode = time.perf_counter(), self._update
         self._update = None
@@ -239,7 +246,7 @@ class Scheduler:
             if not self.queue.states.can_leave_segments(self.queue.active()):
                 self._admission.drop_keys(of_rows=True)
             recompute_segments(self.run, self.queue, self.features, self._chunk)
-        self._steps.forget()
+        self._steps.drop_cached_rows()
         self.usage.seconds += time.perf_counter() - start
         self.usage.prefill_seconds += time.perf_counter() - start
 
@@ -342,7 +349,10 @@ class Scheduler:
         request = self.run.requests.get(index)
         if request is not None and not request.spec.rows:
             # The running pass may compute its segments, which other requests may need too.
-            self._collect_results()
+            try:
+                self._collect_results()
+            except Exception as error:  # of the whole run, not of this request
+                self._keep_error(error)
             request = self.run.requests.get(index)
         if request is not None:
             greedy = self.run.param_sets[request.params].is_greedy
@@ -351,6 +361,8 @@ class Scheduler:
     def close(self) -> None:
         """Free all pages, whether or not the run is complete."""
         self.flight = self._error = None
+        with suppress(Exception):  # after an error in a draw, the other ranks have ended
+            self.run.model_runner.drop_deferred()
         # The cache has one run at a time, so this also frees what an interrupted step allocated.
         self.run.pool.reset(self.run.prefix_cache.tables())
         self.run.store.states.reset(self.run.prefix_cache.states())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -165,7 +166,7 @@ class Stream(Iterator[Completion], CloseableRun, Synchronized):
         Raises:
             InputError: there is no such prompt or sample.
         """
-        _check_id(prompt_id, list(self._index_of))
+        _check_id(prompt_id, self._index_of)
         samples = self.plan.requests[self._index_of[prompt_id]].samples
         if sample_index is not None:
             sample_index = as_int("sample_index", sample_index)
@@ -285,16 +286,16 @@ class RunResult:
         return completions
 
 
-def _check_id(prompt_id: object, ids: Sequence[str]) -> None:
+def _check_id(prompt_id: object, ids: Collection[str]) -> None:
     """Raise InputError if an id is not one of the ids of a tree's sampled nodes.
 
     Args:
         prompt_id: The id.
         ids: The ids of the sampled nodes.
     """
-    if prompt_id in ids:
+    if isinstance(prompt_id, str) and prompt_id in ids:
         return
-    listed = ", ".join(map(repr, ids[:_MAX_NAMED])) or "none"
+    listed = ", ".join(map(repr, islice(ids, _MAX_NAMED))) or "none"
     more = f" and {len(ids) - _MAX_NAMED:,} more" if len(ids) > _MAX_NAMED else ""
     near = did_you_mean(str(prompt_id), ids) or "; use one of the ids"
     raise InputError(

@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from treegen.errors import InputError, StoppedError, WorldError
-from treegen.integrations.e2b_server import MAX_PAGES, Answer, E2BServer, MissingError, check_form
+from treegen.integrations.e2b_server import MAX_PAGES, Answer, E2BServer, MissingError, check_format
 from treegen.search.environments.file_tools import (
     BASH_TOOL,
     FILE_TOOLS,
@@ -34,9 +34,9 @@ from treegen.search.environments.protocol import Observation, Traits
 _MAX_FILE: Final = 1 << 25
 _LIST_DEPTH: Final = 32
 _FILE_ERRORS: Final = (400, 404, 507)  # no such path, not a file, or a full disk
-_EXISTS: Final = 409
-_SIGNED: Final = "~"  # in the id of a snapshot, before the hash of its name
-_LABEL: Final = "treegen"  # the key in the metadata of sandboxes
+_ALREADY_EXISTS: Final = 409
+_SIGNATURE_SEPARATOR: Final = "~"  # in the id of a snapshot, between its name and a hash of it
+_METADATA_KEY: Final = "treegen"  # the key of the run's name in the metadata of sandboxes
 
 
 class E2BEnvironment:
@@ -92,18 +92,18 @@ class E2BEnvironment:
                 f"command_seconds; got command_seconds={command_seconds:g} and timeout={timeout}"
             )
         self._server = E2BServer()
-        self._new: dict[str, Any] = {
+        self._creation_body: dict[str, Any] = {
             "templateID": self._read_id(template) or template,
             "timeout": timeout,
             "allow_internet_access": allow_internet_access,
-            "metadata": {_LABEL: run_name or secrets.token_hex(8)},
+            "metadata": {_METADATA_KEY: run_name or secrets.token_hex(8)},
         }
         self.directory, self.user, self.max_chars = directory.rstrip("/"), user, max_chars
         self.command_seconds, self.timeout = command_seconds, timeout
         self._files = files
         self.worlds: dict[str, E2BWorld] = {}
         self.snapshots: set[str] = set()
-        self._older: set[str] = set()  # snapshots of earlier processes
+        self._earlier_snapshots: set[str] = set()  # snapshots of earlier processes
         self._is_closed = False
 
     async def start(self, problem: Any) -> E2BWorld:
@@ -112,10 +112,11 @@ class E2BEnvironment:
         Raises:
             WorldError: The server fails.
         """
+        files = self._files(problem)  # first, because an error must leave no sandbox
         try:
-            world = await self._create(self._new)
+            world = await self._create(self._creation_body)
         except MissingError:
-            name = self._new["templateID"]
+            name = self._creation_body["templateID"]
             raise InputError(
                 f"the template {name!r:.80} was not found; use a template that the server has"
             ) from None
@@ -124,7 +125,7 @@ class E2BEnvironment:
         except BaseException:
             await world.close()
             raise
-        await write_first_files(world, self._files(problem))
+        await write_first_files(world, files)
         return world
 
     async def restore(self, snapshot: str) -> E2BWorld:
@@ -138,7 +139,7 @@ class E2BEnvironment:
         if (name := self._read_id(snapshot)) is None:
             raise missing
         try:
-            return await self._create(self._new | {"templateID": name})
+            return await self._create(self._creation_body | {"templateID": name})
         except MissingError:
             raise missing from None
 
@@ -147,12 +148,12 @@ class E2BEnvironment:
 
         If the server fails, warn; `close` tries again.
         """
-        if snapshot in self.snapshots | self._older:
+        if snapshot in self.snapshots | self._earlier_snapshots:
             name = self._read_id(snapshot) or ""
             path = f"/templates/{quote(name, safe='')}"
             if await self._server.delete(path, f"the snapshot {name} of E2B"):
                 self.snapshots.discard(snapshot)
-                self._older.discard(snapshot)
+                self._earlier_snapshots.discard(snapshot)
 
     async def close(self, keep: Collection[str] = ()) -> None:
         """End all sandboxes and delete all snapshots that this object made.
@@ -176,8 +177,10 @@ class E2BEnvironment:
             keep: Ids of snapshots of these processes. From now on, `delete` deletes them, too, but
                 no ids that another key has signed.
         """
-        self._older |= {snapshot for snapshot in keep if self._read_id(snapshot) is not None}
-        query = urlencode({"metadata": urlencode(self._new["metadata"])})
+        self._earlier_snapshots |= {
+            snapshot for snapshot in keep if self._read_id(snapshot) is not None
+        }
+        query = urlencode({"metadata": urlencode(self._creation_body["metadata"])})
         num_deleted = 0
         seen = set(self.worlds)
         # A server without tokens of pages lists only the first sandboxes, so list what is left.
@@ -194,7 +197,7 @@ class E2BEnvironment:
     async def _list_running(self, query: str) -> list[str]:
         """Return the ids of running sandboxes that a query selects."""
         running = await self._server.list_all(f"/v2/sandboxes?{query}")
-        with check_form():
+        with check_format():
             return [str(sandbox["sandboxID"]) for sandbox in running]
 
     def make_id(self, name: str) -> str:
@@ -202,11 +205,11 @@ class E2BEnvironment:
 
         So the ids in somebody else's run directory name no templates of this account.
         """
-        return f"{name}{_SIGNED}{self._server.sign(name)}"
+        return f"{name}{_SIGNATURE_SEPARATOR}{self._server.sign(name)}"
 
     def _read_id(self, snapshot: str) -> str | None:
         """Return the name of a snapshot at the server; None if the id is not one of this key."""
-        name, _, signature = snapshot.rpartition(_SIGNED)
+        name, _, signature = snapshot.rpartition(_SIGNATURE_SEPARATOR)
         is_own = signature.isascii() and secrets.compare_digest(self._server.sign(name), signature)
         return name if is_own else None
 
@@ -214,7 +217,7 @@ class E2BEnvironment:
         if self._is_closed:
             raise StoppedError("the environment is closed; create a new environment")
         created = await self._server.call("POST", "/sandboxes", body)
-        with check_form():
+        with check_format():
             return self.adopt(created)
 
     def adopt(self, sandbox: dict[str, Any]) -> E2BWorld:
@@ -270,7 +273,7 @@ class E2BWorld(FileWorld):
         Raises:
             ToolError: There is no such file.
         """
-        return (await self._ask("GET", self._file_url(path), None)).body
+        return (await self._request_file("GET", self._file_url(path), None)).body
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file, and the directories above it.
@@ -278,7 +281,7 @@ class E2BWorld(FileWorld):
         Raises:
             ToolError: The path cannot be written.
         """
-        await self._ask("POST", self._file_url(path), data, "application/octet-stream")
+        await self._request_file("POST", self._file_url(path), data, "application/octet-stream")
 
     async def make_directory(self) -> None:
         """Create the working directory unless it exists. A command cannot start without it.
@@ -291,16 +294,16 @@ class E2BWorld(FileWorld):
         headers = self._headers | {"Content-Type": "application/json"}
         headers["Connect-Protocol-Version"] = "1"
         response = await self._server.send("POST", url, content=body, headers=headers)
-        if response.status not in (200, _EXISTS):
+        if response.status not in (200, _ALREADY_EXISTS):
             raise self._server.failure(response)
 
     async def list_files(self) -> list[str]:
         """Return the paths of all files; those of directories end with a slash."""
         body = json.dumps({"path": self._environment.directory, "depth": _LIST_DEPTH}).encode()
         url = f"{self._url}/filesystem.Filesystem/ListDir"
-        answer = await self._ask("POST", url, body, "application/json")
+        answer = await self._request_file("POST", url, body, "application/json")
         above = f"{self._environment.directory}/"
-        with check_form():
+        with check_format():
             return [
                 entry["path"].removeprefix(above)
                 + "/" * (entry.get("type") == "FILE_TYPE_DIRECTORY")
@@ -314,7 +317,7 @@ class E2BWorld(FileWorld):
             WorldError: The server fails.
         """
         answer = await self._server.call("POST", f"{self._path}/snapshots", {})
-        with check_form():
+        with check_format():
             snapshot = self._environment.make_id(str(answer["snapshotID"]))
         self._environment.snapshots.add(snapshot)
         return snapshot
@@ -330,7 +333,7 @@ class E2BWorld(FileWorld):
         """
         body = {"count": count, "timeout": self._environment.timeout}
         results = await self._server.call("POST", f"{self._path}/fork", body)
-        with check_form():
+        with check_format():
             worlds = [self._environment.adopt(r["sandbox"]) for r in results if r.get("sandbox")]
             errors = [str(r["error"]["message"]) for r in results if r.get("error")]
         if errors:
@@ -376,7 +379,7 @@ class E2BWorld(FileWorld):
             query["username"] = self._environment.user.encode()
         return f"{self._url}/files?{urlencode(query)}"
 
-    async def _ask(
+    async def _request_file(
         self, method: str, url: str, content: bytes | None, kind: str = "application/json"
     ) -> Answer:
         """Send a request on files to the sandbox, and return the answer.

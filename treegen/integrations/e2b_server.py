@@ -24,16 +24,16 @@ with require_extra("E2B needs httpx2", "client"):
 
 ENVD_PORT: Final = 49983
 """The port of the process in a sandbox that runs commands and serves files."""
-_BUSY: Final = (429, 503)
+_BUSY_STATUSES: Final = (429, 503)
 _ATTEMPTS: Final = 5
 _FIRST_WAIT: Final = 0.5  # seconds
-_REQUEST_SECONDS: Final = 60.0  # without a byte
-_ANSWER_SECONDS: Final = 180.0  # for a whole answer
-_MAX_ANSWER: Final = 1 << 24  # bytes of an answer's JSON
-_MAX_ERROR: Final = 1 << 16  # bytes of an answer that reports an error
-_MAX_FRAME: Final = 1 << 24
-_MAX_OUTPUT: Final = 1 << 20  # bytes of a command's output
-_GRACE_SECONDS: Final = 10.0  # for the sandbox to end a command whose time is over
+_REQUEST_SECONDS: Final = 60.0  # longest pause between two bytes
+_ANSWER_SECONDS: Final = 180.0  # time limit for a whole answer
+_MAX_ANSWER_BYTES: Final = 1 << 24  # bytes of an answer's JSON
+_MAX_ERROR_BYTES: Final = 1 << 16  # bytes of an answer that reports an error
+_MAX_FRAME_BYTES: Final = 1 << 24  # bytes of a message of a stream
+_MAX_OUTPUT_BYTES: Final = 1 << 20  # bytes of a command's output
+_GRACE_SECONDS: Final = 10.0  # time in which the sandbox ends a command that took too long
 _END_OF_STREAM: Final = 2
 MAX_PAGES: Final = 100
 """Maximum pages of a list. A page of E2B has 100 entries."""
@@ -59,7 +59,7 @@ class Answer:
     host: str
     status: int
     body: bytes
-    is_cut: bool
+    is_truncated: bool
     """Whether the body is longer than the caller expects, and its end was not read."""
     next_page: str = ""
     """Token of the next page of a list; "" on the last page."""
@@ -70,7 +70,7 @@ class Answer:
         Raises:
             WorldError: The body is too long, or no JSON.
         """
-        if self.is_cut:
+        if self.is_truncated:
             raise WorldError(
                 f"{self.host} sent more than {len(self.body):,} bytes; check E2B_API_URL"
             )
@@ -83,8 +83,8 @@ class Answer:
 
 
 @contextmanager
-def check_form() -> Iterator[None]:
-    """Raise WorldError where an answer lacks a value, or has one of another type."""
+def check_format() -> Iterator[None]:
+    """Raise WorldError if the block finds that an answer lacks a value, or has another type."""
     try:
         yield
     except TreegenError:
@@ -183,7 +183,7 @@ class E2BServer:
         page = ""
         for _ in range(MAX_PAGES):
             answer = await self._request("GET", f"{path}{page}")
-            with check_form():
+            with check_format():
                 entries += answer.json()
             if not answer.next_page:
                 return entries
@@ -211,7 +211,9 @@ class E2BServer:
                     raise MissingError(self.message_of(answer))
                 if answer.status < 300:
                     return answer
-                is_repeated = answer.status in _BUSY or (may_repeat and answer.status >= 500)
+                is_repeated = answer.status in _BUSY_STATUSES or (
+                    may_repeat and answer.status >= 500
+                )
                 if is_last or not is_repeated:
                     raise self.failure(answer)
             await asyncio.sleep(wait * random.uniform(0.5, 1))
@@ -245,7 +247,7 @@ class E2BServer:
         *,
         content: bytes | None,
         headers: Mapping[str, str],
-        max_bytes: int = _MAX_ANSWER,
+        max_bytes: int = _MAX_ANSWER_BYTES,
     ) -> Answer:
         """Send one request, and return the answer, whatever its status is.
 
@@ -263,21 +265,21 @@ class E2BServer:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS), request as response:
                 return await _read(
-                    response, max_bytes if response.status_code < 300 else _MAX_ERROR
+                    response, max_bytes if response.status_code < 300 else _MAX_ERROR_BYTES
                 )
         except TimeoutError:
             raise WorldError(
-                f"{self._name(url)} did not finish its response within {_ANSWER_SECONDS:g} s; "
+                f"{self._host(url)} did not finish its response within {_ANSWER_SECONDS:g} s; "
                 "run the search again"
             ) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise _UnreachableError(
-                f"{self._name(url)} cannot be reached ({type(error).__name__}); check E2B_API_URL, "
+                f"{self._host(url)} cannot be reached ({type(error).__name__}); check E2B_API_URL, "
                 "E2B_SANDBOX_URL and the network"
             ) from None
         except httpx2.HTTPError as error:
             raise WorldError(
-                f"{self._name(url)} did not respond ({type(error).__name__}); run the search again"
+                f"{self._host(url)} did not respond ({type(error).__name__}); run the search again"
             ) from None
 
     async def run_process(
@@ -304,12 +306,12 @@ class E2BServer:
                 aclosing(self._start_process(url, process, headers, seconds)) as events,
             ):
                 async for event in events:
-                    with check_form():
+                    with check_format():
                         for name, data in event.get("data", {}).items():
                             output[name] += base64.b64decode(data)
                         end = event.get("end", end)
-                    if sum(map(len, output.values())) > _MAX_OUTPUT:
-                        failure = f"more than {_MAX_OUTPUT:,} bytes of output"
+                    if sum(map(len, output.values())) > _MAX_OUTPUT_BYTES:
+                        failure = f"more than {_MAX_OUTPUT_BYTES:,} bytes of output"
                         break
         except TimeoutError:
             failure = f"more than {seconds:g} s"
@@ -319,7 +321,7 @@ class E2BServer:
             )
         status = -1  # killed; JSON leaves out numbers that are 0 and values that are false
         if end is not None:
-            with check_form():
+            with check_format():
                 is_killed = not end.get("exited", False)
                 status = int(end.get("exitCode", -1 if is_killed else 0))
             if is_killed and not failure and time.monotonic() - started >= seconds:
@@ -352,9 +354,9 @@ class E2BServer:
         try:
             async with request as response:
                 if response.status_code != 200:
-                    raise self.failure(await _read(response, _MAX_ERROR))
+                    raise self.failure(await _read(response, _MAX_ERROR_BYTES))
                 async for message in _read_messages(response.aiter_raw()):
-                    with check_form():
+                    with check_format():
                         event, error = message.get("event", {}), message.get("error")
                         is_late = error is not None and error.get("code") == _DEADLINE
                         text = error and f"{error.get('code')}: {error.get('message', '')}"
@@ -383,7 +385,7 @@ class E2BServer:
         except (WorldError, LookupError, TypeError):
             text = answer.body.decode("utf-8", "replace")
         text = self._redact(text)
-        if answer.is_cut:  # perhaps within a key
+        if answer.is_truncated:  # perhaps within a key
             text = text[: -max(map(len, (self._key, *self._tokens)))]
         return " ".join(text.split())[:300]
 
@@ -403,7 +405,7 @@ class E2BServer:
             )
         return self._client
 
-    def _name(self, url: str) -> str:
+    def _host(self, url: str) -> str:
         """Return the part of an address that a message may show."""
         return str(httpx2.URL(url).host)
 
@@ -427,7 +429,7 @@ class _UnreachableError(WorldError):
 
 
 async def _read(response: httpx2.Response, max_bytes: int) -> Answer:
-    """Return an answer with at most so many bytes of its body."""
+    """Return an answer with at most `max_bytes` bytes of its body."""
     if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
         raise WorldError(
             f"{response.url.host} sent a response with the content encoding {encoding:.20}; "
@@ -459,7 +461,7 @@ async def _read_messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str
         buffer += chunk
         while len(buffer) >= 5:
             flags, size = buffer[0], int.from_bytes(buffer[1:5], "big")
-            if size > _MAX_FRAME or flags & ~_END_OF_STREAM:
+            if size > _MAX_FRAME_BYTES or flags & ~_END_OF_STREAM:
                 raise WorldError(
                     "a sandbox's response has an unexpected format; check the server's version"
                 )

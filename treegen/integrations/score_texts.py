@@ -1,4 +1,4 @@
-"""Log-probabilities of a file's texts, with the most likely tokens at each position, as columns.
+"""Writes the log-probabilities of a file's texts, and the most likely tokens, into Parquet files.
 
 `score_texts` scores the texts part by part. Each part is a file of compressed Parquet, one row per
 text, in the order of the input:
@@ -6,8 +6,10 @@ text, in the order of the input:
     id             text
     tokens         list of int32: the token ids of the text, without those of its prompt
     logprobs       list of float32: the natural-log probability of each token
-    top_tokens     list of [K] int32: the most likely tokens at each position, most likely first
+    top_tokens     list of [K] int32: the K most likely tokens at each position, most likely first
     top_logprobs   list of [K] float32: their log-probabilities
+
+K is the argument `top`; if it is 0, the last two columns are absent.
 
 A file is written whole or not at all. Its name has the number of its first row, and its metadata
 has the extent up to its end, from which the next file continues.
@@ -46,15 +48,15 @@ from treegen.runs.files import (
 )
 
 if TYPE_CHECKING:
-    from treegen.llm import LLM
+    from treegen.llm.base import BaseLLM
 
-_META: Final = b"treegen"
-_PATTERN: Final = "scores-*.parquet"
+_METADATA_KEY: Final = b"treegen"
+_FILE_PATTERN: Final = "scores-*.parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenExtent:
-    """How far some files go."""
+    """The rows that some files contain."""
 
     rows: int = 0
     """Number of texts in them."""
@@ -67,11 +69,11 @@ class WrittenExtent:
 def write_part(
     folder: Path, start: WrittenExtent, ids: Sequence[str], scores: Sequence[Score], digest: str
 ) -> WrittenExtent:
-    """Write the next rows; return how far the files go now.
+    """Write the next rows; return the rows that all files contain now.
 
     Args:
         folder: Folder of the files.
-        start: How far the earlier files go.
+        start: The rows that the earlier files contain.
         ids: Id of each text.
         scores: Score of each text.
         digest: Hash of the input up to the last text.
@@ -81,7 +83,9 @@ def write_part(
     """
     tokens = sum(len(score.tokens) for score in scores)
     end = WrittenExtent(start.rows + len(ids), start.tokens + tokens, digest)
-    table = _table(ids, scores).replace_schema_metadata({_META: json.dumps(asdict(end)).encode()})
+    table = _make_table(ids, scores).replace_schema_metadata(
+        {_METADATA_KEY: json.dumps(asdict(end)).encode()}
+    )
     path = folder / f"scores-{start.rows:09d}.parquet"
     try:
         with replace_file(path) as file:
@@ -93,35 +97,35 @@ def write_part(
 
 
 def read_extent(folder: Path) -> WrittenExtent:
-    """Return how far the files of a folder go.
+    """Return the rows that the files of a folder contain.
 
     Raises:
         RunError: A file is corrupt, or one is missing.
     """
-    at = WrittenExtent()
-    for path in sorted(folder.glob(_PATTERN)):
-        if path.name != f"scores-{at.rows:09d}.parquet":
+    extent = WrittenExtent()
+    for path in sorted(folder.glob(_FILE_PATTERN)):
+        if path.name != f"scores-{extent.rows:09d}.parquet":
             raise RunError(
                 f"the name of {path} does not match the number of rows in the earlier files, so a "
                 "file is missing or was renamed; restore the folder from a copy, or choose "
                 "another folder"
             )
         try:
-            at = _read_part_extent(path, at)
+            extent = _read_part_extent(path, extent)
         except (pa.ArrowException, OSError, KeyError, AttributeError, ValueError) as error:
             reason = format_os_error(error) if isinstance(error, OSError) else error
             raise RunError(
                 f"{path} is corrupt ({reason}); remove this file and all later files, so that "
                 "treegen scores their texts again"
             ) from None
-    return at
+    return extent
 
 
 def _read_part_extent(path: Path, start: WrittenExtent) -> WrittenExtent:
-    """Return how far a file goes that continues from `start`."""
+    """Return the rows up to the end of a file that continues from `start`."""
     with open(open_regular(path), "rb") as file:
         parquet = pq.ParquetFile(file)
-        extent = parse_json((parquet.schema_arrow.metadata or {})[_META].decode())
+        extent = parse_json((parquet.schema_arrow.metadata or {})[_METADATA_KEY].decode())
         kinds = {name: type(value) for name, value in extent.items()}
         if kinds != {"rows": int, "tokens": int, "seen": str}:
             raise ValueError("the file does not state which rows the file contains")
@@ -130,7 +134,7 @@ def _read_part_extent(path: Path, start: WrittenExtent) -> WrittenExtent:
     return WrittenExtent(**extent)
 
 
-def _table(ids: Sequence[str], scores: Sequence[Score]) -> Any:
+def _make_table(ids: Sequence[str], scores: Sequence[Score]) -> Any:
     stops = np.cumsum([0, *(len(score.tokens) for score in scores)], dtype=np.int32)
 
     def rows(values: Any) -> Any:
@@ -153,10 +157,10 @@ def _table(ids: Sequence[str], scores: Sequence[Score]) -> Any:
     return pa.table(columns)
 
 
-_KEYS: Final = {"id", "text", "prompt", "completion"}  # of a line
-_PAIRS: Final = 2**24  # maximum number of most likely tokens of a part, which is held in memory
-_TOKENS: Final = 2**20  # maximum number of tokens of a part
-_ENCODED: Final = 64  # number of texts that are encoded at once
+_KEYS: Final = {"id", "text", "prompt", "completion"}  # keys of a line
+_MAX_PAIRS: Final = 2**24  # most likely tokens of a part, all of which are in memory
+_MAX_TOKENS: Final = 2**20  # tokens of a part
+_ENCODING_BATCH: Final = 64  # texts that are encoded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +194,12 @@ class InputText:
 
 @check_argument_types
 def score_texts(
-    llm: LLM,
+    llm: BaseLLM,
     path: str | os.PathLike[str],
     folder: str | os.PathLike[str],
     *,
     top: int = 0,
-    part: int = _PAIRS,
+    part: int = _MAX_PAIRS,
 ) -> Generator[Progress, None, None]:
     """Score the texts of a file into files of columns; yield after each file that was written.
 
@@ -203,7 +207,7 @@ def score_texts(
     repeating it, and the file may have gained lines. Texts of a part are computed as one tree.
 
     Args:
-        llm: The model.
+        llm: An LLM or a Cluster.
         path: File of JSON lines; see `read_texts`.
         folder: Folder of the Parquet files, whose columns hold the scores.
         top: Number of most likely tokens to write at the position of each token.
@@ -227,11 +231,11 @@ def score_texts(
             f"cannot create {folder}: {format_os_error(error)}; choose another folder"
         ) from error
     with Lock(folder / "scores.lock"):
-        at, computed = read_extent(folder), 0
-        _check_settings(llm, folder, top, at)
+        extent, computed = read_extent(folder), 0
+        _check_settings(llm, folder, top, extent)
         texts = read_texts(path)
-        _skip_scored_texts(texts, at, path, folder)
-        for part_texts, requests in _parts(llm, texts, top, part):
+        _skip_scored_texts(texts, extent, path, folder)
+        for part_texts, requests in _split_into_parts(llm, texts, top, part):
             pairs: list[Any] = [
                 (r.tokens[: r.score_from], r.tokens[r.score_from :]) for r in requests
             ]
@@ -239,26 +243,26 @@ def score_texts(
                 by_index = dict(stream)
                 stream.check_complete()
             scores = [by_index[index] for index in range(len(by_index))]
-            at = write_part(
-                folder, at, [text.id for text in part_texts], scores, part_texts[-1].seen
+            extent = write_part(
+                folder, extent, [text.id for text in part_texts], scores, part_texts[-1].seen
             )
             computed += stream.usage.prompt_tokens_computed
-            yield Progress(at.rows, at.tokens, computed)
-        if not at.rows:
+            yield Progress(extent.rows, extent.tokens, computed)
+        if not extent.rows:
             raise InputError(f"{path} has no texts; write at least one line")
         if not computed:
-            yield Progress(at.rows, at.tokens, 0)
+            yield Progress(extent.rows, extent.tokens, 0)
 
 
-def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None:
+def _check_settings(llm: BaseLLM, folder: Path, top: int, extent: WrittenExtent) -> None:
     """Write the settings of the columns, or compare them with those of existing columns."""
     path = folder / "settings.json"
     settings: dict[str, Any] = {
         "model": llm.fingerprint,
-        "dtype": str(llm.model.dtype).removeprefix("torch."),
+        "dtype": llm.model_info.dtype,
         "top": top,
     }
-    if not at.rows:
+    if not extent.rows:
         write_json(path, settings)
         return
     stored = read_json(path)
@@ -272,31 +276,31 @@ def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None
 
 
 def _skip_scored_texts(
-    texts: Iterator[InputText], at: WrittenExtent, path: Path, folder: Path
+    texts: Iterator[InputText], extent: WrittenExtent, path: Path, folder: Path
 ) -> None:
     """Skip the texts that are scored already, and check that they are the same."""
-    if not at.rows:
+    if not extent.rows:
         return
-    last = next(islice(texts, at.rows - 1, None), None)
-    if last is None or last.seen != at.seen:
+    last = next(islice(texts, extent.rows - 1, None), None)
+    if last is None or last.seen != extent.seen:
         raise RunError(
             f"{folder} contains scores of texts that are not the first texts of {path}; choose "
             "another folder"
         )
 
 
-def _parts(
-    llm: LLM, texts: Iterator[InputText], top: int, max_logprobs: int
+def _split_into_parts(
+    llm: BaseLLM, texts: Iterator[InputText], top: int, max_logprobs: int
 ) -> Iterator[tuple[list[InputText], list[Request]]]:
     """Yield texts with their requests, as many at a time as fit the memory."""
     part_texts: list[InputText] = []
     requests: list[Request] = []
     pairs = tokens = 0
-    while batch := list(islice(texts, _ENCODED)):
+    while batch := list(islice(texts, _ENCODING_BATCH)):
         for text, request in zip(batch, _encode_batch(llm, batch), strict=True):
             num_pairs = (len(request.tokens) - (request.score_from or 0)) * max(top, 1)
             if part_texts and (
-                pairs + num_pairs > max_logprobs or tokens + len(request.tokens) > _TOKENS
+                pairs + num_pairs > max_logprobs or tokens + len(request.tokens) > _MAX_TOKENS
             ):
                 yield part_texts, requests
                 part_texts, requests, pairs, tokens = [], [], 0, 0
@@ -307,7 +311,7 @@ def _parts(
         yield part_texts, requests
 
 
-def _encode_batch(llm: LLM, batch: list[InputText]) -> list[Request]:
+def _encode_batch(llm: BaseLLM, batch: list[InputText]) -> list[Request]:
     try:
         pairs = [(entry.context, entry.text) for entry in batch]
         return build_score_requests(pairs, llm.tokenizer, llm.spec, llm.images)

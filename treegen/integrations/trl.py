@@ -27,8 +27,8 @@ from treegen.prompts.rollout_tree import RolloutTree as RolloutTree
 from treegen.prompts.rollout_tree import Segment as Segment
 from treegen.prompts.rollout_tree import tree_of as tree_of
 
-# Fields of SamplingParams, by their names in transformers' generation.
-_NAMES: Final = {
+# Fields of SamplingParams by their names in the generation settings of transformers.
+_PARAM_NAMES: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -48,7 +48,7 @@ _ALLOWED: Final = (
     "cache_implementation",
     "use_cache",
 )
-_SHARE: Final = 0.3  # share of a GPU's free memory, as TRL gives to vLLM
+_MEMORY_SHARE: Final = 0.3  # share of a GPU's free memory, as TRL gives to vLLM
 
 
 class RolloutResult(dict[str, Any]):
@@ -70,7 +70,7 @@ class _TrainerLLM:
     def seed(self, trainer: Any) -> int:
         """Return the seed of the next rollout, which is the same in each run of the trainer.
 
-        The module's mode tells training from evaluation.
+        The mode of the module (`training`) shows whether this is an evaluation.
         """
         step, trains = trainer.state.global_step, trainer.model.training
         if self.step != step:
@@ -168,7 +168,7 @@ class Rollouts:
             served.llm = None  # first, so that two caches never exist at once
             options = dict(self._options)
             if options["memory"] is None and module.device.type == "cuda":
-                options["memory"] = int(_SHARE * torch.cuda.mem_get_info(module.device)[0])
+                options["memory"] = int(_MEMORY_SHARE * torch.cuda.mem_get_info(module.device)[0])
             served.llm = LLM(from_module(module), tokenizer=trainer._tokenizer, **options)
         return served.llm
 
@@ -274,14 +274,14 @@ def _sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
     set_kwargs = {
         name: value for name, value in trainer.generation_kwargs.items() if value is not None
     }
-    refused = [name for name in set_kwargs if name not in (*_NAMES, *_ALLOWED)]
-    if refused:
+    unsupported = [name for name in set_kwargs if name not in (*_PARAM_NAMES, *_ALLOWED)]
+    if unsupported:
         raise InputError(
-            f"treegen does not support {', '.join(refused)} in the trainer's generation_kwargs; "
-            f"use only {', '.join((*_NAMES, *_ALLOWED))}"
+            f"treegen does not support {', '.join(unsupported)} in the trainer's "
+            f"generation_kwargs; use only {', '.join((*_PARAM_NAMES, *_ALLOWED))}"
         )
     settings = {
-        param: set_kwargs[option] for option, param in _NAMES.items() if option in set_kwargs
+        param: set_kwargs[option] for option, param in _PARAM_NAMES.items() if option in set_kwargs
     }
     if not set_kwargs.get("do_sample", True):
         settings["temperature"] = 0

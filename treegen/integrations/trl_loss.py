@@ -23,10 +23,10 @@ from treegen.prompts.rollout_tree import tree_of
 
 # B rows of a batch, L columns, N tokens that are no padding, T packed tokens
 
-_IGNORED: Final = -100
+_IGNORED_LABEL: Final = -100
 """The label of a token without a log-probability."""
-_NEEDLESS: Final = ("use_cache", "seq_idx", "cu_seq_lens", "max_length")
-"""Beginnings of the names of inputs that follow from the others."""
+_DERIVED_INPUTS: Final = ("use_cache", "seq_idx", "cu_seq_lens", "max_length")
+"""Beginnings of the names of inputs that can be computed from the other inputs."""
 
 Trainer = TypeVar("Trainer")
 
@@ -149,7 +149,7 @@ class _TreeModel:
 def _check_inputs(inputs: Mapping[str, Any]) -> None:
     """Raise InputError for inputs that a packed tree has no place for, such as images."""
     for name, value in inputs.items():
-        if value is not None and not name.startswith(_NEEDLESS):
+        if value is not None and not name.startswith(_DERIVED_INPUTS):
             raise InputError(f"the batch has {name}, but the tree loss supports only text")
 
 
@@ -179,7 +179,7 @@ class _PackedBatch:
             InputError: a row has padding between its tokens.
         """
         ids = ids_BL.cpu().numpy().astype(np.int64)
-        next_ids = np.full_like(ids, _IGNORED)
+        next_ids = np.full_like(ids, _IGNORED_LABEL)
         next_ids[:, :-1] = labels_BL[:, 1:].cpu().numpy()
         is_text = np.ones_like(ids, bool) if mask_BL is None else mask_BL.cpu().numpy() != 0
         is_first = is_text & ~np.pad(is_text, ((0, 0), (1, 0)))[:, :-1]
@@ -190,18 +190,18 @@ class _PackedBatch:
             )
         if positions_BL is not None:
             is_first |= is_text & (positions_BL.cpu().numpy() == 0)
-        keys, keys_N = np.unique(_join(ids, next_ids)[is_text], return_inverse=True)
+        keys, keys_N = np.unique(_pack_pairs(ids, next_ids)[is_text], return_inverse=True)
         texts = np.split(keys_N, np.flatnonzero(is_first[is_text]))[1:]
         packed = pack_tree(tree_of([text.tolist() for text in texts]))
         self.layout, self.positions = packed.layout, packed.positions
-        self.tokens, self.next_tokens = _split(keys[packed.tokens])
+        self.tokens, self.next_tokens = _unpack_pairs(keys[packed.tokens])
         packed_indices_N = np.concatenate([*packed.samples, np.zeros(0, np.int64)])
         self.counts = np.bincount(packed_indices_N, minlength=len(self.tokens))
         packed_indices = np.zeros_like(ids)
         packed_indices[is_text] = packed_indices_N
         self._packed_indices, is_scored = (
             to_device(array[:, :-1], ids_BL.device)
-            for array in (packed_indices, is_text & (next_ids != _IGNORED))
+            for array in (packed_indices, is_text & (next_ids != _IGNORED_LABEL))
         )
         self._is_scored = is_scored
 
@@ -216,11 +216,11 @@ class _PackedBatch:
         return type(output)(**values, aux_loss=output.aux_loss)
 
 
-def _join(tokens: NDArray[np.int64], next_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return one number for each pair of a token and the next one."""
+def _pack_pairs(tokens: NDArray[np.int64], next_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return one number for each pair of a token and the next token."""
     return tokens << 32 | next_tokens & 0xFFFFFFFF
 
 
-def _split(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the tokens and the next ones of `_join`."""
+def _unpack_pairs(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the tokens and the next tokens of pairs that `_pack_pairs` returned."""
     return keys >> 32, keys.astype(np.int32).astype(np.int64)

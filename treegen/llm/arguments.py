@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from treegen.model.model_info import ModelInfo
     from treegen.prompts.plan.plan import Request
 
-_OURS: Final = {
+_TREEGEN_NAMES: Final = {
     "sampling_params": "params",
     "generation_config": "params",
     "inputs": "prompts",
@@ -29,16 +29,16 @@ _OURS: Final = {
     "use_tqdm": "progress",
 }
 """Arguments of vLLM's and transformers' `generate` that have another name here."""
-_NEXT_TURN: Final = (
+_NEXT_TURN_ADVICE: Final = (
     "remove the argument: the assistant continues a last message of its own, and otherwise answers"
 )
-_ELSEWHERE: Final = {
+_ARGUMENT_ADVICE: Final = {
     "lora_request": "load the adapter with LLM(model, adapter=DIR)",
     "attention_mask": "remove the argument: prompts need no padding",
     "pad_token_id": "remove the argument: prompts need no padding",
     "chat_template": "load the model with LLM(model, chat_template=TEMPLATE), a template or a file",
-    "add_generation_prompt": _NEXT_TURN,
-    "continue_final_message": _NEXT_TURN,
+    "add_generation_prompt": _NEXT_TURN_ADVICE,
+    "continue_final_message": _NEXT_TURN_ADVICE,
     "chat_template_content_format": "remove the argument: content may be text or a list of parts",
     "request_id": "remove the argument: an output refers to its prompt by its index in the call",
     "data_parallel_rank": "remove the argument: a Cluster assigns prompts to its workers",
@@ -48,7 +48,8 @@ _ELSEWHERE: Final = {
     "trace_headers": "remove the argument: treegen sends no traces",
     "prompt_text": "pass only the prompt",
 }
-_CALLS: Final = {
+"""Arguments of other libraries that treegen does not have, with advice."""
+_CALL_ADVICE: Final = {
     "beam_search": (
         "draw n samples and sort the samples by cumulative_logprob, or search with llm.search and "
         "treegen.search.beam"
@@ -82,7 +83,7 @@ _CALLS: Final = {
     "from_engine_args": "pass the options to LLM",
 }
 """Calls of vLLM's `LLM` that treegen does not have, with advice."""
-_ASYNC_CALLS: Final = {
+_ASYNC_CALL_ADVICE: Final = {
     "abort": "cancel the task that awaits generate, or close the iterator of stream",
     "add_request": "await generate, or iterate over stream",
     "chat": "pass the messages to generate, in a list",
@@ -98,12 +99,12 @@ _ASYNC_CALLS: Final = {
     "search": "close the AsyncLLM and use llm.search, or send nodes to `treegen serve`",
 }
 """Calls of vLLM's `AsyncLLM`, and of treegen's `LLM`, that `AsyncLLM` does not have."""
-_SCORE: Final = (
+_SCORE_ADVICE: Final = (
     "score takes one list of (context, continuation) pairs and returns log-likelihoods; vLLM's "
     "score(text, texts) compares texts with a cross-encoder, which treegen does not run"
 )
-_SAMPLING: Final = frozenset(SamplingParams.__dataclass_fields__)
-_PROMPT: Final = ("prompt", "prompt_token_ids")
+_SAMPLING_FIELDS: Final = frozenset(SamplingParams.__dataclass_fields__)
+_PROMPT_KEYS: Final = ("prompt", "prompt_token_ids")
 
 PromptInput = str | Sequence[int] | Sequence[Message] | Mapping[str, Any]
 """Text, token ids, chat messages, or a dict with `prompt` or `prompt_token_ids`."""
@@ -121,9 +122,9 @@ def reject_unknown_arguments(call: _Call) -> _Call:
 
     @functools.wraps(call)
     def call_checked(self: object, *args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        given = drop_neutral(given, names, NEUTRAL_CALL)
-        kwargs = {name: value for name, value in kwargs.items() if name in given}
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        arguments = drop_neutral(arguments, names, NEUTRAL_CALL)
+        kwargs = {name: value for name, value in kwargs.items() if name in arguments}
         if unknown := [name for name in kwargs if name not in names]:
             hints = suggest_arguments(
                 unknown,
@@ -134,7 +135,7 @@ def reject_unknown_arguments(call: _Call) -> _Call:
             raise InputError(f"{call.__name__} has no {listed}{hints}")
         if len(args) > positional:
             raise InputError(
-                _SCORE
+                _SCORE_ADVICE
                 if call.__name__ == "score"
                 else f"{call.__name__} takes {positional} positional arguments, "
                 f"{' and '.join(names[:positional])}; pass the others by name"
@@ -145,17 +146,17 @@ def reject_unknown_arguments(call: _Call) -> _Call:
 
 
 def _hint(name: str, value: Any, names: list[str]) -> str:
-    if name in _ELSEWHERE:
-        return f"; {_ELSEWHERE[name]}"
-    if _OURS.get(name) in names:
-        return f"; did you mean {_OURS[name]}=?"
+    if name in _ARGUMENT_ADVICE:
+        return f"; {_ARGUMENT_ADVICE[name]}"
+    if _TREEGEN_NAMES.get(name) in names:
+        return f"; did you mean {_TREEGEN_NAMES[name]}=?"
     if "params" in names:
         if name in SAMPLING_ADVICE:
             return f"; {SAMPLING_ADVICE[name]}"
         own_name = FOREIGN.get(name, name)
-        if own_name not in _SAMPLING and not find_near(name, names):
-            own_name = next(iter(find_near(name, _SAMPLING)), "")
-        if own_name in _SAMPLING:
+        if own_name not in _SAMPLING_FIELDS and not find_near(name, names):
+            own_name = next(iter(find_near(name, _SAMPLING_FIELDS)), "")
+        if own_name in _SAMPLING_FIELDS:
             return f"; use params=SamplingParams({own_name}={value!r:.40})"
     return suggest_argument(name, names)
 
@@ -163,7 +164,7 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
 def missing_attribute(owner: object, name: str) -> AttributeError:
     """Return the error for an attribute that an LLM lacks; a call of vLLM gets advice."""
     kind = type(owner).__name__
-    advice = {**_CALLS, **_ASYNC_CALLS} if kind == "AsyncLLM" else _CALLS
+    advice = {**_CALL_ADVICE, **_ASYNC_CALL_ADVICE} if kind == "AsyncLLM" else _CALL_ADVICE
     if name in advice:
         return MissingNameError(f"{kind} has no {name}: {advice[name]}")
     return AttributeError(f"{kind!r} object has no attribute {name!r}")
@@ -192,8 +193,8 @@ def read_prompts(prompts: Iterable[PromptInput] | PromptInput) -> list[Any]:
     """Return the prompts of a call as texts, token ids or chat messages.
 
     Args:
-        prompts: A list of prompts, or one prompt: a text, token ids, or a dict with `prompt` or
-            `prompt_token_ids`.
+        prompts: A list of prompts, or one prompt: a text, token ids (a list, an array or a tensor),
+            or a dict with `prompt` or `prompt_token_ids`.
 
     Raises:
         InputError: an item is a chat message, or a dict with other keys.
@@ -201,7 +202,8 @@ def read_prompts(prompts: Iterable[PromptInput] | PromptInput) -> list[Any]:
     if isinstance(prompts, str | Mapping):
         prompts = [prompts]
     contents = as_list("prompts", prompts)
-    if contents and hasattr(contents[0], "__index__"):
+    # Arrays and tensors also have __index__; those with dimensions are prompts, and not token ids.
+    if contents and hasattr(contents[0], "__index__") and not getattr(contents[0], "ndim", 0):
         return [contents]
     for item in contents:
         if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
@@ -209,7 +211,8 @@ def read_prompts(prompts: Iterable[PromptInput] | PromptInput) -> list[Any]:
                 "a prompt has no name here, got a (name, prompt) pair; pass only the prompt, or "
                 "call llm.run with a Node(prompt, id=name) for each prompt"
             )
-    return [_read_prompt(item) if isinstance(item, Mapping) else item for item in contents]
+    contents = [_read_prompt(item) if isinstance(item, Mapping) else item for item in contents]
+    return [item.tolist() if getattr(item, "ndim", 0) == 1 else item for item in contents]
 
 
 def _read_prompt(item: Mapping[str, Any]) -> Any:
@@ -225,18 +228,18 @@ def _read_prompt(item: Mapping[str, Any]) -> Any:
             "multi_modal_data is not supported in a prompt; pass images as parts of chat "
             "messages to llm.chat"
         )
-    if unknown := sorted(set(values) - {*_PROMPT, "multi_modal_data"}):
+    if unknown := sorted(set(values) - {*_PROMPT_KEYS, "multi_modal_data"}):
         raise InputError(
             f"a prompt has the unknown key {unknown[0]!r}; pass text, token ids, chat messages, "
-            f"or a dict with {' or '.join(_PROMPT)}"
+            f"or a dict with {' or '.join(_PROMPT_KEYS)}"
         )
-    if not set(values) & set(_PROMPT):
+    if not set(values) & set(_PROMPT_KEYS):
         raise InputError(
-            f"a prompt that is a dict must have the key {' or '.join(_PROMPT)}; add one of the keys"
+            f"a prompt that is a dict must have the key {' or '.join(_PROMPT_KEYS)}; add one of "
+            "the keys"
         )
-    return values.get(
-        "prompt_token_ids", values.get("prompt")
-    )  # vLLM reads the ids if both are given
+    # vLLM reads the ids if both are given.
+    return values.get("prompt_token_ids", values.get("prompt"))
 
 
 def repeat_params(

@@ -363,11 +363,11 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             sampling_params: vLLM's name of params.
             use_tqdm: vLLM's name of progress.
         """
-        several = as_list("messages", messages)
-        if several and isinstance(several[0], Mapping):
-            several = [several]
+        conversations = as_list("messages", messages)
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
         return self.generate(
-            several,
+            conversations,
             params,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,

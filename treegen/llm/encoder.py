@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError
+from treegen.errors import InputError, StoppedError
 from treegen.prompts.chat_images import has_image_files, has_images, open_images, render_turns
 from treegen.prompts.plan.requests import build_flat_requests
 from treegen.prompts.radix import Tokens
@@ -86,8 +86,8 @@ class NodeCall:
 
 _Result = TypeVar("_Result")
 _MAX_CACHED_TOKENS: Final = 2**22  # tokens of all cached prompts together
-ENTRY: Final = 64
-"""Extra tokens that each cached prompt counts for, because its key and its array take memory."""
+TOKENS_PER_ENTRY: Final = 64
+"""Tokens that a cached prompt counts in addition to its own, for its key and its array."""
 
 
 class PromptEncoder:
@@ -194,7 +194,7 @@ class PromptEncoder:
         requests = build_flat_requests(
             contents, prompt_params, self._tokenizer, spec, template, images
         )
-        if key is not None and not requests[0].images:  # images would have to be kept as long
+        if key is not None and not requests[0].images:  # the cache does not keep images
             self._cache.put(key, requests[0].tokens)
         return requests
 
@@ -241,6 +241,9 @@ async def _run_in(
         thread: The thread.
         function: The function.
         *args: Its arguments.
+
+    Raises:
+        StoppedError: the thread was ended meanwhile.
     """
 
     def run() -> _Result:
@@ -251,7 +254,11 @@ async def _run_in(
         except BaseException as error:
             raise _convert_panic(error) from error
 
-    return await asyncio.get_running_loop().run_in_executor(thread, run)
+    try:
+        result = asyncio.get_running_loop().run_in_executor(thread, run)
+    except RuntimeError:
+        raise StoppedError("this AsyncLLM was closed during the call") from None
+    return await result
 
 
 def _convert_panic(error: BaseException) -> Exception:
@@ -286,9 +293,9 @@ class PromptCache:
         if key is None or key in self._tokens:
             return
         self._tokens[key] = tokens
-        self._num_tokens += len(tokens) + ENTRY
+        self._num_tokens += len(tokens) + TOKENS_PER_ENTRY
         while self._num_tokens > self._max_tokens:
-            self._num_tokens -= len(self._tokens.popitem(last=False)[1]) + ENTRY
+            self._num_tokens -= len(self._tokens.popitem(last=False)[1]) + TOKENS_PER_ENTRY
 
 
 def key_of(content: object, template: Mapping[str, Any]) -> bytes | None:

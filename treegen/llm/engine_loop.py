@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from treegen.search.live.backend import LiveBackend
     from treegen.search.session import Started
 
-_BURST_GAP_SECONDS: Final = 0.002  # seconds that the first call waits for further calls
-_MAX_BURST_SECONDS: Final = 0.05
+_BURST_GAP_SECONDS: Final = 0.002  # how long the first step waits for each further call
+_MAX_BURST_SECONDS: Final = 0.05  # how long it waits for all further calls
 
 
 class EngineLoop:
     """Runs the steps of one run that contains all calls, until `end` is called.
 
     Attributes:
-        lock: Held to read or change the attributes below, and by callers that must exclude a
-            `close`.
+        lock: Held to change `open_rows`, `closing` and the inbox, and by callers that must exclude
+            a `close`.
         open_rows: Samples of all calls that are neither complete nor cancelled.
         closing: Whether further calls are rejected.
         failure: The error that ended all service; None while calls can be served.
@@ -56,9 +56,8 @@ class EngineLoop:
         self.closing = False
         self.failure: Exception | None = None
         self._inbox: deque[Callable[[], None]] = deque()
-        self._calls: dict[
-            int, tuple[AsyncCall, int]
-        ] = {}  # by request number, with the prompt's index
+        # By the number of a request: its call, and the index of its prompt in the call.
+        self._calls: dict[int, tuple[AsyncCall, int]] = {}
         self._num_encoding = 0  # calls that are being encoded
         self._failed_usages: list[Usage] = []  # usage of runs that failed
         self._node_calls: dict[Started[Any], NodeCall] = {}
@@ -184,7 +183,8 @@ class EngineLoop:
 
     @property
     def _is_drained(self) -> bool:
-        return self.closing and not self.open_rows
+        # Calls of nodes may count no rows.
+        return self.closing and not self.open_rows and not self._node_calls
 
     def _admit(self, call: AsyncCall) -> None:
         if call.is_over:

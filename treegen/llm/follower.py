@@ -53,7 +53,7 @@ class Follower:
         """Read this rank's part of new weights from a checkpoint."""
         assert self._model is not None
         write_shard(self._model, path)
-        self._ranks.all_reduce_min(1)  # with which rank 0 waits
+        self._ranks.all_reduce_min(1)  # rank 0 waits in the same collective
 
     def execute_call(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Execute a call of rank 0."""

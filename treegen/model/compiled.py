@@ -6,21 +6,17 @@ keys and values and attending is one custom operator that the compiler treats as
 the batch from a context variable, so the graph depends on nothing that changes from pass to pass. A
 buffer of the attention module represents the page pool, so one graph serves all layers and pools of
 any size.
-
-`torch.topk` is made for long rows. For a router's rows it selects and sorts in two kernels, which
-take 26 us per layer for 1,024 rows of 256 scores on an H100, so one small kernel replaces it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch._dynamo.config
 import torch._dynamo.exc
-from torch import Tensor, fx, nn
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch import Tensor, nn
 
 from treegen.errors import ModelError
 from treegen.model.attention_hook import (
@@ -36,6 +32,7 @@ from treegen.model.attention_hook import (
 from treegen.model.batch import Batch, current_batch
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.chunked import chunk_of, scale_queries
+from treegen.model.graph_passes import GRAPH_PASS
 from treegen.model.indexer import INDEX_KEYS, write_and_select
 from treegen.model.latent import is_latent_layer, make_subclass
 from treegen.model.linear.experts import GroupedLayers
@@ -235,7 +232,7 @@ class CompiledLayers:
             wrapped.module.__class__ = make_subclass(_SlotStateLayer, kind)
         inductor_options: dict[str, Any] | None = None
         if backend == "inductor":
-            inductor_options = {"post_grad_custom_pre_pass": TOP_K_PASS, **(options or {})}
+            inductor_options = {"post_grad_custom_pre_pass": GRAPH_PASS, **(options or {})}
         for layer in self._layers:
             layer.compile(backend=backend, dynamic=True, fullgraph=True, options=inductor_options)
 
@@ -306,72 +303,3 @@ def _probe_attention(module: Any) -> Probe:
     finally:
         module.set_attn_implementation(attention_of_text(module.config, ATTENTION))
     return probe
-
-
-MAX_SCORES: Final = 1024
-MAX_CHOSEN: Final = 16
-"""Maximum scores and choices that `TopKPass` replaces; more are left to torch."""
-
-
-@torch.library.custom_op("treegen::topk_rows", mutates_args=())
-def topk_rows(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """Return the `num` largest of scores [..., E], largest first, and their indices as int64.
-
-    Ties are broken by the lower index. NaN counts as infinity.
-    """
-    if scores.device.type == "cuda":
-        from treegen.model.linear.row_kernels import largest as on_gpu
-
-        shape = (*scores.shape[:-1], num)
-        values = scores.new_empty(shape)
-        indices = scores.new_empty(shape, dtype=torch.int64)
-        on_gpu(scores, values, indices)
-        return values, indices
-    order = torch.where(scores.isnan(), torch.inf, scores).sort(
-        dim=-1, descending=True, stable=True
-    )
-    indices = order.indices[..., :num].contiguous()
-    return scores.gather(-1, indices), indices
-
-
-@topk_rows.register_fake
-def _(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    shape = (*scores.shape[:-1], num)
-    return scores.new_empty(shape), scores.new_empty(shape, dtype=torch.int64)
-
-
-class TopKPass(CustomGraphPass):
-    """Replaces `torch.topk` of short rows by `topk_rows` in a compiled graph."""
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Replace the calls that fit."""
-        for node in graph.nodes:
-            if node.target is torch.ops.aten.topk.default and _fits(*node.args, **node.kwargs):
-                node.target = torch.ops.treegen.topk_rows.default
-                node.args, node.kwargs = node.args[:2], {}
-
-    def uuid(self) -> Any:
-        """Return the key of this pass in the compiler's cache."""
-        return get_hash_for_files((__file__,))
-
-
-TOP_K_PASS: Final = TopKPass()
-"""One instance for all layers, so that they share compiled graphs."""
-
-
-def _fits(
-    scores: fx.Node, num: Any, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> bool:
-    value = scores.meta["val"]
-    width = value.shape[-1] if value.dim() else 0
-    if isinstance(width, torch.SymInt):
-        width = width.node.maybe_as_int()
-    return (
-        largest
-        and dim in (-1, value.dim() - 1)
-        and value.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and isinstance(num, int)
-        and width is not None
-        and 1 <= num <= min(MAX_CHOSEN, width)
-        and width <= MAX_SCORES
-    )

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,7 +21,7 @@ from serving import HTTP, KEY, TEMPLATE, Running, listening
 from small_searches import exact_demo
 
 from treegen import LLM, Node, SamplingParams
-from treegen.errors import InputError
+from treegen.errors import BusyError, InputError
 from treegen.evals.search.job import load_search_job
 from treegen.evals.search.methods import METHODS, TEXT_METHODS
 from treegen.evals.search.searcher import TaskSearch
@@ -41,8 +42,11 @@ from treegen.search import (
 
 pytest.importorskip("treegen.integrations.client")
 
-from treegen.integrations.client import RemoteLLM
+from treegen.integrations.client import RemoteLLM, connection
+from treegen.integrations.client.step_requests import NodeContext, StepCall, StepRequest, Ticket
 from treegen.integrations.server.node_params import NodeLimits
+from treegen.integrations.server.node_types import RootOperation, SampleOperation
+from treegen.search.budgeted_search import BudgetedSearch
 
 QUESTION = "Question: {} has 3 apples and buys 5 more. How many apples does {} have?\nAnswer:"
 PROBLEMS = [(name, QUESTION.format(name, name)) for name in ("Tom", "Ann", "Eve")]
@@ -258,6 +262,21 @@ def test_a_failing_search_does_not_end_others(remote: RemoteLLM) -> None:
     assert "temperature" in str(results[2].error)
 
 
+def test_a_call_that_cannot_be_sent_fails_its_own_search(
+    remote: RemoteLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = StepRequest.add
+
+    def fail(request: StepRequest, call: StepCall) -> bool:
+        if call.ticket.search.name == "Ann":
+            raise RuntimeError("no operation")
+        return add(request, call)
+
+    monkeypatch.setattr(StepRequest, "add", fail)
+    results = remote.search(step_by_step, PROBLEMS, PARAMS)
+    assert ["no operation" in str(result.error) for result in results] == [False, True, False]
+
+
 def test_errors_of_the_server_reach_the_search(remote: RemoteLLM) -> None:
     seen: list[Exception] = []
 
@@ -352,6 +371,20 @@ def test_more_calls_than_a_request_has_room_for(remote: RemoteLLM, local: LLM) -
     check_equal(remote.search(search, problems, whole), local.search(search, problems, whole))
 
 
+def test_a_tree_may_be_deeper_than_the_recursion_limit() -> None:
+    context = NodeContext(None, "a", "")
+    for _ in range(sys.getrecursionlimit() + 1):
+        context = NodeContext(context, "b", f"{context.path}+0/")
+    request = StepRequest(10_000, None)
+    ticket = Ticket(BudgetedSearch("", None, None), [None])
+    make = partial(SampleOperation, op="sample")
+    assert request.add(StepCall(ticket, context, "name", make, range(1), 1, None))
+    root, *others = request.operations
+    assert isinstance(root, RootOperation) and root.name == "name"
+    nodes = [getattr(operation, "node", None) for operation in others]
+    assert nodes == [f"#{index}" for index in range(sys.getrecursionlimit() + 2)]
+
+
 def test_a_prompt_that_needs_more_operations_than_a_request_has_is_an_error() -> None:
     choose = choice_scores(lambda node: "Right?\n", {" yes": 1.0, " no": 0.0})
 
@@ -387,6 +420,11 @@ def test_a_search_chooses_its_lease(running: Running) -> None:
         ({"base_url": "http://[::1/v1"}, "base_url must be an address"),
         ({"base_url": "http://a:port/v1"}, "base_url must be an address"),
         ({"base_url": "http:///v1"}, "base_url must be an address"),
+        ({"api_key": "key\n"}, "api_key must be a text without line breaks"),
+        ({"api_key": ""}, "api_key must be a text"),
+        ({"timeout": 0}, "timeout must be more than 0"),
+        ({"timeout": "1"}, "timeout must be a finite number"),
+        ({"timeout": None}, "timeout must be a finite number"),
         ({"lease_seconds": 0}, "lease_seconds must be more than 0"),
         ({"lease_seconds": float("nan")}, "lease_seconds must be a finite number"),
     ],
@@ -394,6 +432,12 @@ def test_a_search_chooses_its_lease(running: Running) -> None:
 def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         RemoteLLM(**{"base_url": "http://127.0.0.1:9/v1", **arguments})
+
+
+def test_keys_may_have_any_characters() -> None:
+    with listening(demo(), key="ключ 1") as running:
+        (output,) = RemoteLLM(f"{running.url}/v1", "ключ 1").generate(["a"], {"max_tokens": 1})
+    assert output[0].num_tokens == 1
 
 
 def test_a_server_cannot_make_the_client_wait_for_hours() -> None:
@@ -429,6 +473,43 @@ def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
     assert remote.generate([]) == []
     with pytest.raises(InputError, match="does not return logprobs"):
         remote.generate(prompts, SamplingParams(logprobs=2))
+
+
+def test_many_prompts_share_connections(
+    running: Running, remote: RemoteLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_open = num_most = 0
+    generate = running.served.generate
+
+    async def count(*args: Any, **how: Any) -> Any:
+        nonlocal num_open, num_most
+        num_open += 1
+        num_most = max(num_most, num_open)
+        try:
+            return await generate(*args, **how)
+        finally:
+            num_open -= 1
+
+    monkeypatch.setattr(running.served, "generate", count)
+    monkeypatch.setattr(connection, "_MAX_CONNECTIONS", 3)
+    assert len(remote.generate([str(index) for index in range(12)], PARAMS)) == 12
+    assert 1 < num_most <= 3
+
+
+def test_a_call_waits_for_a_server_that_its_own_prompts_keep_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(connection, "_LONGEST_WAIT", 0.05)
+    monkeypatch.setattr(connection, "_seconds", lambda text: 0.0)  # of Retry-After
+    params = SamplingParams(n=40, max_tokens=30, ignore_eos=True)
+    with listening(demo(), max_waiting=8) as running:
+        remote = RemoteLLM(f"{running.url}/v1", KEY, retries=1)
+        outputs = remote.generate([str(index) for index in range(12)], params)
+        assert [len(output) for output in outputs] == [40] * 12 and remote.num_requests > 24
+        impatient = RemoteLLM(f"{running.url}/v1", KEY, retries=0)
+        with pytest.raises(BusyError, match="samples are waiting"):
+            impatient.generate([str(index) for index in range(12)], params)
 
 
 def draw_everywhere(

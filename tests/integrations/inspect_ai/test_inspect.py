@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from tiny_models import tiny_tokenizer
@@ -260,6 +261,13 @@ def test_what_the_checkpoint_recommends_holds_where_nobody_says(
         params = sampling_params(GenerateConfig(top_p=0.8), api._defaults)
         assert (params.temperature, params.top_k, params.top_p) == (*want, 0.8)
         api.close()
+
+
+def test_a_closed_model_ends_its_ranks(checkpoint: Path) -> None:
+    api = api_of(loaded(checkpoint))
+    with mock.patch.object(LLM, "close", autospec=True) as close:
+        api.close()
+    close.assert_called_once_with(api._served.llm)
 
 
 def test_an_answer_has_the_schema_that_is_asked_for(model: Model) -> None:

@@ -82,11 +82,23 @@ def test_files_that_cannot_be_listed_are_not_no_files(
 ) -> None:
     async def body(environment: InspectEnvironment) -> None:
         world = await environment.start(PROBLEM)
-        monkeypatch.setattr(inspect_world, "_LIST", "echo find: not found >&2; exit 127")
+        monkeypatch.setattr(inspect_world, "_LIST_COMMAND", "echo find: not found >&2; exit 127")
         with pytest.raises(WorldError, match="find failed in a sandbox: find: not found"):
             await world.observe()
 
     use(body)
+
+
+def test_an_error_of_the_files_leaves_no_sandbox(empty: Path) -> None:
+    def files(problem: Any) -> Any:
+        raise KeyError("files")
+
+    async def body(environment: InspectEnvironment) -> None:
+        with pytest.raises(KeyError):
+            await environment.start(PROBLEM)
+        assert not environment._worlds
+
+    use(body, files=files)
 
 
 def test_forks(empty: Path) -> None:

@@ -346,9 +346,10 @@ def test_a_stream_gives_back_the_room_of_samples_that_have_ended(running: Runnin
 def test_a_cancelled_reward_keeps_the_verifier(
     running: Running, model: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running_now, most, over = [0], [0], threading.Event()
+    running_now, most, total, over = [0], [0], [0], threading.Event()
 
     def compute(*args: Any) -> list[float]:
+        total[0] += 1
         running_now[0] += 1
         most[0] = max(most[0], running_now[0])
         over.wait(0.2)
@@ -363,15 +364,17 @@ def test_a_cancelled_reward_keeps_the_verifier(
         client, changes = calls.store.client("1"), Changes()
         answer = await calls.root(client, RootFields(prompt="A"), changes)
         node = calls.store.find(client, answer.node.id)
-        first = asyncio.ensure_future(calls.reward(client, [node]))
+        first, waiting = (asyncio.ensure_future(calls.reward(client, [node])) for _ in range(2))
         await asyncio.sleep(0.05)
-        assert node.tree.num_open == 1
+        assert node.tree.num_open == 2
         first.cancel()
+        waiting.cancel()
         rewards = (await calls.reward(client, [node])).rewards
         changes.undo(calls.store)
         return rewards
 
     assert asyncio.run(use()) == [0.5] and most == [1]
+    assert total == [2]  # a call that is cancelled while it waits computes nothing
 
 
 def test_the_openapi_document_has_every_refusal(running: Running) -> None:

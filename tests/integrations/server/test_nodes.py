@@ -204,6 +204,24 @@ def test_messages_continue_a_conversation(client: NodeClient, reference: LLM) ->
         assert client.error("POST", path, {"messages": wrong})[0] == 400
 
 
+def test_each_drop_of_a_batch_waits_for_the_drop_before(
+    client: NodeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_awaited, wait = list[int](), asyncio.wait
+
+    def count(tasks: Any, **how: Any) -> Any:
+        num_awaited.append(len(tasks))
+        return wait(tasks, **how)
+
+    monkeypatch.setattr(asyncio, "wait", count)
+    extend, names = {"op": "extend", "node": "#0", "text": "a"}, [f"#{i}" for i in range(1, 9)]
+    drops = [{"op": "drop", "node": name} for name in names]
+    results = client.batch({"op": "root", "prompt": PROMPT}, *[extend] * 8, *drops)
+    assert [result["dropped_nodes"] for result in results[9:]] == [1] * 8
+    # The first drop awaits all nine operations before it, each other operation awaits one.
+    assert sum(num_awaited) - 9 <= 2 * len(results)
+
+
 def test_a_batch_names_what_it_makes(client: NodeClient, running: Running) -> None:
     results = client.batch(
         {"op": "root", "prompt": PROMPT, "seed": 2, "params": {"max_tokens": 4}},

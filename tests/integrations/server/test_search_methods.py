@@ -31,7 +31,7 @@ import openai
 
 from treegen.integrations.client.searches import SearchThread
 from treegen.integrations.server.search import SearchService
-from treegen.integrations.server.search_requests import SearchLimits
+from treegen.integrations.server.search_requests import SearchLimits, parse_search
 
 CHAT: Any = [{"role": "user", "content": "Tom has 3 apples and buys 5 more. How many has he?"}]
 LIMITS = SearchLimits(max_searches=2, max_search_tokens=1_000, max_search_seconds=60)
@@ -255,6 +255,13 @@ def test_texts_and_other_paths_are_not_found(running: Running) -> None:
     for path in ("search/beam/completions", "search/beam", "search", "search/beam/embeddings"):
         status, _, message = error_of(running.post(path, {"prompt": "Hi"}))
         assert status == 404 and "/v1/search/METHOD" in message
+
+
+def test_the_question_is_the_text_of_the_last_message() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}, "text": 1}
+    content = [{"type": "text", "text": "What is"}, image, {"text": "here?"}]
+    body = {"messages": [*CHAT, {"role": "user", "content": content}]}
+    assert parse_search("beam", body, LIMITS).question == "What is\nhere?"
 
 
 def test_too_many_searches_get_429(running: Running) -> None:

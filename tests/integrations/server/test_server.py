@@ -163,7 +163,7 @@ def test_penalties_and_what_is_usual_are_those_of_generate(model: LLM, reference
         top_k=9,
     )
     (want,) = reference.generate([PROMPT], params)
-    with listening(model, usual=usual) as running:
+    with listening(model, default_params=usual) as running:
         found = running.post("completions", body).json()
     assert [choice["text"] for choice in found["choices"]] == [c.text for c in want]
 
@@ -1036,7 +1036,7 @@ def test_who_does_not_read_is_hung_up_on(model: LLM, monkeypatch: pytest.MonkeyP
 
 def test_who_reads_slowly_gets_a_whole_answer(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treegen.integrations.server.run._READ_SECONDS", 1)
-    monkeypatch.setattr("treegen.integrations.server.errors._PIECE", 2**16)
+    monkeypatch.setattr("treegen.integrations.server.errors._PIECE_BYTES", 2**16)
     prompts = [f"{number} {PROMPT}" * 50 for number in range(160)]
     body = json.dumps({"prompt": prompts, "echo": True, "max_tokens": 0}).encode()
     received = bytearray()

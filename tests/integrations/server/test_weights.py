@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -192,6 +194,36 @@ def test_a_cancelled_request_keeps_its_turn_until_its_update_has_ended(folder: P
 
     with AsyncLLM(load(folder / "runs" / "step-0")) as served:
         asyncio.run(ask(served))
+
+
+def test_a_client_that_leaves_while_it_waits_loads_nothing(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    may_end = threading.Event()
+
+    def update(directory: Path, **how: Any) -> int:
+        begun.append(directory.name)
+        assert may_end.wait(60)
+        return len(begun)
+
+    def ask(step: int, seconds: float) -> Any:
+        url, body = f"{running.url}/v1/weights", {"path": f"runs/step-{step}"}
+        headers = {"authorization": f"Bearer {KEY}"}
+        return HTTP.post(url, json=body, headers=headers, timeout=seconds)
+
+    monkeypatch.setattr(running.served.llm, "update", update)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(ask, 1, 60)
+        while not begun:
+            time.sleep(0.01)
+        with pytest.raises(httpx2.ReadTimeout):
+            ask(2, 0.2)
+        time.sleep(0.2)
+        may_end.set()
+        assert first.result().status_code == 200
+        assert ask(0, 60).status_code == 200
+    assert begun == ["step-1", "step-0"]
 
 
 def test_an_async_llm_updates_while_it_answers(folder: Path) -> None:

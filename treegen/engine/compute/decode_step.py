@@ -95,7 +95,7 @@ class DecodeStep:
         rows_T = torch.arange(self.num_rows, device=inputs.device)
         positions_T, slots_T = inputs[POSITION], inputs[SLOT]
         gathers_logits, layers = not self.draws_vocab_parallel, self.cache.layers
-        self.cache.note_tokens(slots_T, tokens_T)
+        self.cache.record_tokens(slots_T, tokens_T)
         batch = Batch(
             tokens_T,
             positions_T,

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.common.device import AsyncHostCopy, to_device, to_device_together
+from treegen.common.device import AsyncHostCopy, to_device, to_device_together, use_device
 from treegen.common.params import SamplingParams
 from treegen.engine.compute.cuda_graphs import MAX_CAPTURED_TOKENS
 from treegen.engine.compute.decode_step import POSITION, DecodeStep, DeferredDraws
@@ -197,6 +197,8 @@ class ModelRunner:
         self._sampling: SamplingBatch | None = None
         self.sampling = SamplingBatchCache(model.device)
         self._drawn_P1: Tensor | None = None
+        # A step for whose draws the other ranks wait, and its number.
+        self._deferred: tuple[DeferredDraws, int] | None = None
         self._checksum: TokenChecksum | None = None
 
     def check(self) -> None:
@@ -260,9 +262,9 @@ class ModelRunner:
                 windowed=windowed,
             )
             if prefills is None:
-                cache.note_tokens(slots_T, tokens_T)
+                cache.record_tokens(slots_T, tokens_T)
                 return self._model.forward(batch), levels
-            cache.note_tokens(*to_device_together([inputs.slots, inputs.tokens], device))
+            cache.record_tokens(*to_device_together([inputs.slots, inputs.tokens], device))
             return prefills.run(batch), levels
 
     def build_histories(
@@ -338,6 +340,8 @@ class ModelRunner:
                 draws = graphs.run(step)
             if isinstance(draws, Draws):
                 self._record_drawn(draws, inputs.number)
+            elif self._leader is not None:
+                self._deferred = draws, inputs.number
             return draws, prepared
 
     def _exceeds_topk(self, positions: Ints) -> bool:
@@ -353,10 +357,22 @@ class ModelRunner:
             masks: The tokens that rows may draw; None for all tokens.
             number: Number of earlier steps of the run.
         """
-        with torch.inference_mode():
-            draws = undrawn.draw(masks)
-        self._record_drawn(draws, number)
+        self._deferred = None
+        with _CollectiveGuard(self._leader):
+            with torch.inference_mode():
+                draws = undrawn.draw(masks)
+            self._record_drawn(draws, number)
         return draws
+
+    def drop_deferred(self) -> None:
+        """Draw from the logits of a step that a failed run has not finished.
+
+        The other ranks wait for these draws, and could compute nothing else before.
+        """
+        if self._deferred is not None and self._leader is not None and not self._leader.failed:
+            undrawn, number = self._deferred
+            with use_device(self._model.device):
+                self.finish(undrawn, None, number)
 
     def _record_drawn(self, draws: Draws, number: int) -> None:
         self._drawn_P1 = draws.tokens_PN
@@ -387,11 +403,14 @@ class ModelRunner:
         """Copy tokens in the cache of this rank; see `PagedCache.copy_tokens`."""
         self._cache.copy_tokens(source, target)
 
+    @property
+    def _leader(self) -> RankLeader | None:
+        return self._ranks.leader if self._ranks is not None else None
+
     def _begin_collective(self, name: str, *arguments: Any) -> _CollectiveGuard:
-        leader = self._ranks.leader if self._ranks is not None else None
-        if leader is not None:
-            leader.call_followers(name, *arguments)
-        return _CollectiveGuard(leader)
+        if self._leader is not None:
+            self._leader.call_followers(name, *arguments)
+        return _CollectiveGuard(self._leader)
 
 
 class _CollectiveGuard:

@@ -50,7 +50,7 @@ class Features:
     """Expanded keys and values; None for a model without latents."""
 
     @property
-    def of_rows(self) -> list[RowFeature]:
+    def row_features(self) -> list[RowFeature]:
         """The features that set up new rows."""
         return [self.budgets, self.confidence]
 

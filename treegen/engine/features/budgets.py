@@ -54,14 +54,14 @@ class ThinkingBudgets(RowFeature):
         self._grow_arrays()
         self._due[slots_PN] = self._start[slots_PN] = _NEVER
         for request, slots, budget in zip(requests, slots_PN, budgets, strict=True):
-            given = request.spec.forced
-            if given:
-                self._force(slots, given, 0)
+            forced = request.spec.forced
+            if forced:
+                self._force(slots, forced, 0)
             tags = self._run.param_sets[request.params].stopping.thinking
             if tags is None or budget is None:
                 continue
-            # Given tokens contain the closing ones themselves.
-            self._due[slots] = due = max(tags.first_due(request.spec.tokens, budget), len(given))
+            # If the forced tokens use up the budget, they include the closing tokens.
+            self._due[slots] = due = max(tags.first_due(request.spec.tokens, budget), len(forced))
             if not due:  # the prompt opens the thinking, which must end at once
                 self._force(slots, tags.end, 0)
 
@@ -74,9 +74,9 @@ class ThinkingBudgets(RowFeature):
         """
         if self.used:
             has_begun = self._grammars.have_begun(slots_PN[:, 0])
-            has_given = np.array([bool(request.spec.forced) for request in requests])
+            has_forced = np.array([bool(request.spec.forced) for request in requests])
             self._due[slots_PN[has_begun]] = _NEVER
-            self._start[slots_PN[has_begun & ~has_given]] = _NEVER
+            self._start[slots_PN[has_begun & ~has_forced]] = _NEVER
 
     def decide(self, order: Ints, counts: Ints, is_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Check rows whose thinking has used up its budget; return which rows can continue.

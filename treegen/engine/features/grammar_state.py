@@ -37,7 +37,7 @@ class GrammarState:
 
     prompt: Tokens
     """The end of the prompt before the text."""
-    before: list[int]
+    path_tokens: list[int]
     """Drawn tokens on the path to a node of a search; the text begins with them."""
     budgets: Budgets
     """Thinking budgets of the samples of the text; the row's is the last."""
@@ -86,27 +86,53 @@ def start_state(
         InputError: the tokens drawn on the path to the segment do not fit the grammar.
     """
     stopping = param_set.stopping
-    before, budgets = _drawn_before(segment, param_set.params)
-    if before:
-        prompt = segment.path_tokens()[: -len(before)]
+    path_tokens, budgets = _find_path_tokens(segment, param_set.params)
+    if path_tokens:
+        prompt = segment.path_tokens()[: -len(path_tokens)]
     thinks = stopping.thinking is not None and not stopping.thinking.closes(prompt)
-    state = GrammarState(prompt, before, budgets, grammar.start(lane), lane, None if thinks else 0)
-    if before:
-        state.read(before, param_set)
+    state = GrammarState(
+        prompt, path_tokens, budgets, grammar.start(lane), lane, None if thinks else 0
+    )
+    if path_tokens:
+        state.read(path_tokens, param_set)
     elif thinks and (tags := stopping.thinking) and (tags.always or tags.opens(prompt)):
         state.num_read = -1  # so that the grammar does not restrict the first token
-        if state.is_bound and not state.matcher.is_error():
-            state.matcher.compute_bitmask()  # which fails if no token can follow
-    if state.matcher.is_error():
-        raise InputError(
-            "the text of the node is not a valid beginning of its "
-            f"{(param_set.params.structure or '?')[0]} ({describe_failure(state.matcher)}); "
-            "sample the node without this structure, or sample from a node above"
-        )
+    _check_node_text(state.matcher, param_set.params)
     return state
 
 
-def _drawn_before(segment: LiveSegment, params: SamplingParams) -> tuple[list[int], Budgets]:
+def check_start(
+    segment: LiveSegment, prompt: Tokens, param_set: ParamSet, grammar: Grammar
+) -> None:
+    """Check that a text below a segment can start, before its request is added to a run.
+
+    Args:
+        segment: The segment at the end of the prompt.
+        prompt: Tokens of the prompt; the end is enough.
+        param_set: Sampling parameters of the text.
+        grammar: Its grammar.
+
+    Raises:
+        InputError: the tokens drawn on the path to the segment do not fit the grammar, or no token
+            can follow them.
+    """
+    state = start_state(segment, prompt, param_set, grammar)
+    if state.is_bound:
+        state.matcher.compute_bitmask()  # fails if no token can follow
+        _check_node_text(state.matcher, param_set.params)
+
+
+def _check_node_text(matcher: LLMatcher, params: SamplingParams) -> None:
+    """Raise InputError if a matcher has failed on the text of a node."""
+    if matcher.is_error():
+        raise InputError(
+            f"the text of the node is not a valid beginning of its {(params.structure or '?')[0]} "
+            f"({describe_failure(matcher)}); sample the node without this structure, or sample "
+            "from a node above"
+        )
+
+
+def _find_path_tokens(segment: LiveSegment, params: SamplingParams) -> tuple[list[int], Budgets]:
     """Return the tokens up to a segment's end, from the first one drawn for the same grammar.
 
     Args:

@@ -249,7 +249,7 @@ class RowGrammars:
         grammar = self._run.param_sets[int(rows.params[slot])].stopping.grammar
         assert grammar is not None
         state.matcher = self._matchers[slot] = grammar.start(state.lane)
-        tokens = [*state.before, *rows.tokens(np.array([slot]))[0]]
+        tokens = [*state.path_tokens, *rows.tokens(np.array([slot]))[0]]
         state.matcher.consume_tokens(tokens[state.begins or 0 :])
         return state.matcher
 
@@ -400,33 +400,33 @@ class RowGrammars:
             return None  # the row has no grammar, or has finished
         num_hashed = None
         if self._bound[0, slot] == serial:
-            num_hashed = state.num_read = len(state.before) + int(self._bound[1, slot])
-        unread = len(state.before) + num - state.num_read
+            num_hashed = state.num_read = len(state.path_tokens) + int(self._bound[1, slot])
+        unread = len(state.path_tokens) + num - state.num_read
         if unread == 1 and state.begins is not None and state.num_read >= state.begins:
             state.num_read += 1
             new.append((state.matcher, last))
         elif unread > 0:
             self._read(slot, state, num, param_set)
         if state.begins is not None and state.num_read >= state.begins:
-            num_before, start = len(state.before), state.begins
+            num_path, start = len(state.path_tokens), state.begins
             text_hash = id(param_set.stopping.grammar)
             if num_hashed is not None:
                 start, text_hash = num_hashed, int(self._bound[3, slot])
-            num_read = state.num_read - num_before
-            generated = rows.generated.between(slot, max(start - num_before, 0), num_read)
-            text_hash = extend_hash(text_hash, [*state.before[start:], *generated.tolist()])
+            num_read = state.num_read - num_path
+            generated = rows.generated.between(slot, max(start - num_path, 0), num_read)
+            text_hash = extend_hash(text_hash, [*state.path_tokens[start:], *generated.tolist()])
             self._bound[:, slot] = serial, num_read, state.lane, text_hash
             self._matchers[slot] = state.matcher
         return state.matcher if state.is_bound else None
 
     def _read(self, slot: int, state: GrammarState, num: int, param_set: ParamSet) -> None:
         """Read the tokens of a row, out of `num`, that its state has not read yet."""
-        rows, start, num_before = self._run.rows, state.num_read, len(state.before)
-        tags, stop = param_set.stopping.thinking, num_before + num
+        rows, start, num_path = self._run.rows, state.num_read, len(state.path_tokens)
+        tags, stop = param_set.stopping.thinking, num_path + num
 
         def tokens_from(first: int) -> list[int]:
-            own = rows.generated.between(slot, max(first - num_before, 0), num)
-            return [*state.before[first:], *own.tolist()]
+            own = rows.generated.between(slot, max(first - num_path, 0), num)
+            return [*state.path_tokens[first:], *own.tolist()]
 
         if state.begins is not None:
             state.num_read = stop

@@ -133,23 +133,23 @@ class RecurrentSegmentStates(SegmentStates):
             self.cache.free([segment.end_state])
             segment.end_state, segment.penultimate_state = segment.penultimate_state, NO_STATE
 
-    def adopt(self, segment: LiveSegment, now: int, before: int) -> None:
+    def adopt(self, segment: LiveSegment, current: int, previous: int) -> None:
         """Take over the state slots of a row.
 
         Args:
             segment: The segment made of the row.
-            now: Slot of the state at the position up to which the segment is computed.
-            before: Slot of the state one token earlier; NO_STATE for none.
+            current: Slot of the state at the position up to which the segment is computed.
+            previous: Slot of the state one token earlier; NO_STATE for none.
         """
         if segment.computed < segment.stop and self._keeps_penultimate(segment):
-            segment.penultimate_state, unused = now, before
+            segment.penultimate_state, unused = current, previous
         elif segment.computed < segment.stop:
-            segment.end_state, unused = now, before
+            segment.end_state, unused = current, previous
         else:
             keeps_penultimate = self._keeps_penultimate(segment)
-            segment.end_state = now
+            segment.end_state = current
             segment.penultimate_state, unused = (
-                (before, NO_STATE) if keeps_penultimate else (NO_STATE, before)
+                (previous, NO_STATE) if keeps_penultimate else (NO_STATE, previous)
             )
         self.cache.free([unused])
 
@@ -193,7 +193,7 @@ class RecurrentRowStates(RowStates):
 
     per_row: int
     """Maximum number of slots that a row takes."""
-    inputs: Ints
+    num_computed: Ints
     """Number of tokens that each row has computed, by slot of the row table."""
 
     def __init__(self, rows: RowTable, cache: StateCache) -> None:
@@ -201,14 +201,14 @@ class RecurrentRowStates(RowStates):
         self._rows, self._cache = rows, cache
         self._orphaned: list[int] = []  # slots of states that only rows still read
 
-    def count_missing(self, more: int, *, has_row: bool) -> int:
+    def count_missing(self, segment_slots: int, *, has_row: bool) -> int:
         """Return how many slots are missing to start a request.
 
         Args:
-            more: Number of slots that its segments need.
+            segment_slots: Number of slots that its segments need.
             has_row: Whether it needs those of a row too.
         """
-        return max(more + has_row * self.per_row - self._cache.num_free, 0)
+        return max(segment_slots + has_row * self.per_row - self._cache.num_free, 0)
 
     def get_owned_slots(self, slots: Ints) -> tuple[Slots, Slots | None, Slots | None]:
         """Return the state slots that rows own, their pages outside of these, and their windows."""
@@ -228,7 +228,7 @@ class RecurrentRowStates(RowStates):
     def _grow_arrays(self) -> None:
         """Grow the arrays to the length of the row table's."""
         num = len(self._rows.request)
-        if num > len(self.inputs):
+        if num > len(self.num_computed):
             grow_arrays(self, num)
 
 
@@ -238,16 +238,17 @@ class InPlaceRowStates(RecurrentRowStates):
     The attributes are arrays over the slots of the row table.
 
     Attributes:
-        now: State slot after the row's last input token.
-        before: State slot one input token earlier; NO_STATE if the row owns only one slot.
-        source: State slot after the row's prompt.
+        current: State slot after the row's last input token.
+        previous: State slot one input token earlier; NO_STATE if the row owns only one slot.
+        prompt_state: State slot after the row's prompt, which the row does not own.
     """
 
     def __init__(self, rows: RowTable, cache: StateCache, *, per_row: int) -> None:
         """Set up a run in which no row owns any of its `per_row` slots."""
         super().__init__(rows, cache)
         self.per_row = per_row
-        self.now = self.before = self.source = self.inputs = np.zeros(0, dtype=np.int64)
+        empty = np.zeros(0, dtype=np.int64)
+        self.current = self.previous = self.prompt_state = self.num_computed = empty
 
     def count_startable(self, slots: Ints, count_siblings: CountSiblings) -> int:
         """Return how many rows, from the first on, can start; `slots` are those of the rows."""
@@ -263,45 +264,45 @@ class InPlaceRowStates(RecurrentRowStates):
         """
         self._grow_arrays()
         allocated = self._cache.allocate(len(slots) * self.per_row).reshape(self.per_row, -1)
-        self.source[slots], self.now[slots] = source, allocated[0]
-        self.before[slots] = allocated[1] if self.per_row > 1 else NO_STATE
-        self.inputs[slots] = 0
+        self.prompt_state[slots], self.current[slots] = source, allocated[0]
+        self.previous[slots] = allocated[1] if self.per_row > 1 else NO_STATE
+        self.num_computed[slots] = 0
 
     def release(self, slots: Ints) -> None:
         """Free the state slots of rows that leave."""
         self._grow_arrays()
         self._cache.free(self.get_owned_slots(slots)[0].tolist())
-        for array in (self.source, self.now, self.before):
+        for array in (self.prompt_state, self.current, self.previous):
             array[slots] = NO_STATE
 
     def get_owned_slots(self, slots: Ints) -> tuple[Slots, None, None]:
         """Return the state slots that rows own; NO_STATE where they own none."""
-        return np.concatenate([self.now[slots], self.before[slots]]), None, None
+        return np.concatenate([self.current[slots], self.previous[slots]]), None, None
 
     def clear(self) -> None:
         """Drop all rows; the caller has freed their slots."""
-        self.now[:] = self.before[:] = NO_STATE
+        self.current[:] = self.previous[:] = NO_STATE
 
     def step(self, order: Ints) -> StateInputs:
         """Return the state slots that a decode step of rows reads and writes."""
-        now, before = self.now[order], self.before[order]
-        is_first = self.inputs[order] == 0
-        stays = is_first | (before == NO_STATE)
-        read_slots = np.where(is_first, self.source[order], now)
-        write_slots = np.where(stays, now, before)
-        self.now[order], self.before[order] = write_slots, np.where(stays, before, now)
-        self.inputs[order] += 1
+        current, previous = self.current[order], self.previous[order]
+        is_first = self.num_computed[order] == 0
+        stays = is_first | (previous == NO_STATE)
+        read_slots = np.where(is_first, self.prompt_state[order], current)
+        write_slots = np.where(stays, current, previous)
+        self.current[order], self.previous[order] = write_slots, np.where(stays, previous, current)
+        self.num_computed[order] += 1
         return StateInputs(np.stack([read_slots, write_slots]))
 
     def span(self, slot: int, num: int) -> StateSpan:
         """Return the state slots for computing the next `num` tokens of a row in one pass."""
-        now, before = int(self.now[slot]), int(self.before[slot])
-        read_slot = now if self.inputs[slot] else int(self.source[slot])
-        self.inputs[slot] += num
-        if before == NO_STATE or (num == 1 and read_slot != now):
-            return StateSpan(read_slot, NO_STATE, now)
-        self.now[slot], self.before[slot] = before, now
-        return StateSpan(read_slot, now if num > 1 else NO_STATE, before)
+        current, previous = int(self.current[slot]), int(self.previous[slot])
+        read_slot = current if self.num_computed[slot] else int(self.prompt_state[slot])
+        self.num_computed[slot] += num
+        if previous == NO_STATE or (num == 1 and read_slot != current):
+            return StateSpan(read_slot, NO_STATE, current)
+        self.current[slot], self.previous[slot] = previous, current
+        return StateSpan(read_slot, current if num > 1 else NO_STATE, previous)
 
     def transfer_states(self, slot: int, num_generated: int) -> tuple[int, int, int]:
         """Pass the states of an ended row to a segment that begins with `num_generated` tokens.
@@ -312,14 +313,14 @@ class InPlaceRowStates(RecurrentRowStates):
             How many of these tokens a state has seen, the slot of that state, and the slot of the
             state one token earlier; NO_STATE for a missing state.
         """
-        inputs = int(self.inputs[slot])
-        now, before = int(self.now[slot]), int(self.before[slot])
+        num_computed = int(self.num_computed[slot])
+        current, previous = int(self.current[slot]), int(self.previous[slot])
         states = 0, NO_STATE, NO_STATE
         # The state before the first input is the prompt's.
-        if 0 < inputs <= num_generated:
-            states = inputs, now, before if inputs > 1 else NO_STATE
-        elif 1 < inputs == num_generated + 1 and before != NO_STATE:
-            states = num_generated, before, NO_STATE
-        self._cache.free({now, before} - set(states[1:]))
-        self.now[slot] = self.before[slot] = NO_STATE
+        if 0 < num_computed <= num_generated:
+            states = num_computed, current, previous if num_computed > 1 else NO_STATE
+        elif 1 < num_computed == num_generated + 1 and previous != NO_STATE:
+            states = num_generated, previous, NO_STATE
+        self._cache.free({current, previous} - set(states[1:]))
+        self.current[slot] = self.previous[slot] = NO_STATE
         return states

@@ -39,7 +39,7 @@ class RowUpdateLists(RecurrentRowStates):
         owned: The state slot that the row owns; NO_STATE for none.
         window: Slot of the convolution window that the row owns.
         window_at: Slot of the row's current window, which is its prompt's before the first step.
-        inputs: Number of tokens that the row has computed.
+        num_computed: Number of tokens that the row has computed.
         pages: Pages of the list, first those that the row owns in addition to its slot.
         num_pages: Number of pages that the row owns in addition to its slot.
     """
@@ -50,11 +50,13 @@ class RowUpdateLists(RecurrentRowStates):
         """Set up a run in which no row owns anything."""
         super().__init__(rows, cache)
         assert cache.delta is not None
-        self._spec = cache.delta
+        self._spec = spec = cache.delta
+        # Number of updates at which the list of a row with a state of its own is folded.
+        self._own_fold_at = min(spec.own_tokens, spec.own_pages * spec.page_tokens)
         empty = np.zeros(0, dtype=np.int64)
         self.base = self.listed = self.fold_at = self.owned = empty
-        self.window = self.window_at = self.inputs = self.num_pages = empty
-        self.pages = np.zeros((0, self._spec.pages + self._spec.own_pages), dtype=np.int64)
+        self.window = self.window_at = self.num_computed = self.num_pages = empty
+        self.pages = np.zeros((0, spec.pages + spec.own_pages), dtype=np.int64)
 
     def _count_required(self, slots: Ints, siblings: Ints) -> tuple[Ints, Ints]:
         """Return how many pages and slots each new row needs; `siblings` has each row's count."""
@@ -89,7 +91,7 @@ class RowUpdateLists(RecurrentRowStates):
         siblings = int(count_siblings(slots[:1])[0])
         num_pages, owned = self._count_required(slots, np.full(len(slots), siblings))
         self.base[slots] = self.window_at[slots] = source
-        self.listed[slots] = self.inputs[slots] = 0
+        self.listed[slots] = self.num_computed[slots] = 0
         self.window[slots] = cache.allocate_windows(len(slots))
         self.owned[slots] = NO_STATE
         owners = slots[owned > 0]
@@ -135,7 +137,9 @@ class RowUpdateLists(RecurrentRowStates):
         for segment in segments:
             if segment.end_state in read:
                 new = self._cache.allocate_one()
-                waiting = slots[(self.base[slots] == segment.end_state) & (self.inputs[slots] == 0)]
+                waiting = slots[
+                    (self.base[slots] == segment.end_state) & (self.num_computed[slots] == 0)
+                ]
                 self.base[waiting] = self.window_at[waiting] = new
                 self._orphaned.append(segment.end_state)
                 segment.end_state = new
@@ -143,7 +147,7 @@ class RowUpdateLists(RecurrentRowStates):
     def _read_bases(self, slots: Ints) -> Ints:
         """Return the slots of segments to whose states the lists of rows apply."""
         self._grow_arrays()
-        begun = slots[self.inputs[slots] > 0]
+        begun = slots[self.num_computed[slots] > 0]
         return np.setdiff1d(self.base[begun], [*self.owned[begun], *self._orphaned])
 
     def _clear_ownership(self, slots: Ints) -> None:
@@ -167,7 +171,7 @@ class RowUpdateLists(RecurrentRowStates):
         )
         self.window_at[order] = self.window[order]
         self.listed[order] += 1
-        self.inputs[order] += 1
+        self.num_computed[order] += 1
         return StateInputs(np.concatenate([inputs, self.pages[order].T]), folds)
 
     def _fold(self, slots: Ints) -> list[Ints]:
@@ -199,7 +203,7 @@ class RowUpdateLists(RecurrentRowStates):
                 cache.free(before[:-1].tolist())
             self.owned[part] = self.base[part] = target
             self.listed[part] = 0
-            self.fold_at[part] = min(spec.own_tokens, spec.own_pages * spec.page_tokens)
+            self.fold_at[part] = self._own_fold_at
         return folds
 
     def span(self, slot: int, num: int) -> StateSpan:
@@ -211,10 +215,8 @@ class RowUpdateLists(RecurrentRowStates):
         assert owned_slot != NO_STATE and not self.listed[slot], "a row that resumes has no state"
         read_slot = int(self.base[slot])
         self.base[slot] = self.window_at[slot] = owned_slot
-        self.inputs[slot] += num
-        self.fold_at[slot] = min(
-            self._spec.own_tokens, self._spec.own_pages * self._spec.page_tokens
-        )
+        self.num_computed[slot] += num
+        self.fold_at[slot] = self._own_fold_at
         return StateSpan(read_slot, NO_STATE, owned_slot)
 
     def transfer_states(self, slot: int, num_generated: int) -> tuple[int, int, int]:
@@ -226,10 +228,10 @@ class RowUpdateLists(RecurrentRowStates):
             How many of these tokens a state has seen, the slot of that state, and the slot of the
             state one token earlier; NO_STATE for a missing state.
         """
-        inputs, listed = int(self.inputs[slot]), int(self.listed[slot])
-        if 0 < inputs <= num_generated:
-            num_seen, lengths = inputs, [listed, listed - 1][: 1 + (inputs > 1)]
-        elif 1 < inputs == num_generated + 1:
+        num_computed, listed = int(self.num_computed[slot]), int(self.listed[slot])
+        if 0 < num_computed <= num_generated:
+            num_seen, lengths = num_computed, [listed, listed - 1][: 1 + (num_computed > 1)]
+        elif 1 < num_computed == num_generated + 1:
             num_seen, lengths = num_generated, [listed - 1]
         else:
             num_seen, lengths = 0, []

@@ -236,8 +236,8 @@ class DecodeSteps:
         version = self._run.gate.version
         return InFlightStep(slots, serials, AsyncDraws(draws), verify_input, keys, version)
 
-    def forget(self) -> None:
-        """Forget the inputs of the last step, after keys were computed again."""
+    def drop_cached_rows(self) -> None:
+        """Drop the cached inputs of the last step, after keys were computed again."""
         self._cached_rows = None
 
     def look_ahead(self) -> None:
@@ -260,11 +260,10 @@ class DecodeSteps:
     def _get_step_rows(self, order: Ints) -> tuple[StepRows, int]:
         """Return the inputs that stay the same for these rows, and the keys of their levels."""
         run = self._run
-        if (
-            self._cached_rows is not None and self._cached_rows[0] is order
-        ):  # see `RowQueue.live_slots`
-            _, version, step_rows, read = self._cached_rows
-            if version == run.pool.num_taken_back:  # otherwise an expanded copy may be gone
+        # `RowQueue.live_slots` says why arrays may be compared by identity.
+        if self._cached_rows is not None and self._cached_rows[0] is order:
+            _, num_ended_loans, step_rows, read = self._cached_rows
+            if num_ended_loans == run.pool.num_ended_loans:  # all expanded copies still exist
                 return step_rows, read
         chains = run.rows.chain[order]
         expanded = self._features.expanded
@@ -272,5 +271,5 @@ class DecodeSteps:
         levels = build_shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of, copy_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
         rows = build_step_rows(run, order, levels)
-        self._cached_rows, self._own_level_memo = (order, run.pool.num_taken_back, rows, keys), {}
+        self._cached_rows, self._own_level_memo = (order, run.pool.num_ended_loans, rows, keys), {}
         return rows, keys

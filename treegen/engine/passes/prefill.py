@@ -366,9 +366,8 @@ def _recompute_pass(
     later: list[Span] = []
     for span in spans:
         part, remainder = _split_span(run, span, token_budget) if token_budget else (None, span)
-        if (
-            part is not None and now and len(part.tokens) > token_budget
-        ):  # a block that is never cut
+        # A block that is never cut may exceed the budget, but only in a pass of its own.
+        if part is not None and now and len(part.tokens) > token_budget:
             part, remainder = None, span
         if part is not None:
             now.append(part)

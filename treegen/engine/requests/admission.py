@@ -70,7 +70,8 @@ class AdmissionController:
     def admit(self) -> None:
         """Activate ready rows and open requests until enough rows are started.
 
-        Raises CapacityError if no row runs and none can be started.
+        Raises:
+            CapacityError: no row runs, and none can be started.
         """
         self._queue.activate(self._run.max_rows)
         started = self._queue.num_active + len(self._queue.ready)

@@ -134,11 +134,11 @@ class RowStates:
         """Return how many rows, from the first on, can start; `slots` are those of the rows."""
         return len(slots)
 
-    def count_missing(self, more: int, *, has_row: bool) -> int:
+    def count_missing(self, segment_slots: int, *, has_row: bool) -> int:
         """Return how many slots are missing to start a request.
 
         Args:
-            more: Number of slots that its segments need.
+            segment_slots: Number of slots that its segments need.
             has_row: Whether it needs those of a row too.
         """
         return 0

@@ -132,7 +132,7 @@ def _count_fitting(needs_MR: Ints, free_M: Ints) -> int:
     return len(fits) if fits.all() else int(fits.argmin())
 
 
-_RETRY_STEPS: Final = 16  # steps after which rows that could not start are tried again
+_RETRY_CALLS: Final = 16  # calls of `activate` after which it tries again, 1 to 3 in a step
 _KEY_BITS: Final = 32  # low bits of a sort key: the sample index; high bits: the request's rank
 # Added to a sort key, this sorts a row after the first samples of the next request.
 _LATE_OFFSET: Final = 3 << (_KEY_BITS - 1)
@@ -188,8 +188,8 @@ class RowQueue:
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
         self.page_demand = PageDemandEstimator(run)
-        # The situation in which no row could start, and the number of steps until the next attempt.
-        self._failed_attempt, self._steps_to_retry = (-1, -1, -1), 0
+        # The situation in which no row could start, and the number of calls until the next attempt.
+        self._failed_attempt, self._calls_to_retry = (-1, -1, -1), 0
 
     @property
     def num_active(self) -> int:
@@ -301,10 +301,10 @@ class RowQueue:
         while len(self.ready) and self.num_active < max_rows:
             slots = self.ready[: max_rows - self.num_active]
             # If no row could start, none can until pages are freed or active rows come nearer to
-            # their end. Trying again in each step would take too long.
+            # their end. Trying again in each call would take too long.
             attempt = self._pool.num_freed, len(slots), int(slots[0])
-            self._steps_to_retry -= 1
-            if attempt == self._failed_attempt and self._steps_to_retry > 0 and self.num_active:
+            self._calls_to_retry -= 1
+            if attempt == self._failed_attempt and self._calls_to_retry > 0 and self.num_active:
                 return
             # The segment above may have become a cascaded one since the rows were made ready.
             for segment, part in self._by_segment(slots):
@@ -318,7 +318,7 @@ class RowQueue:
                 # A run that accepts requests keeps idle segments, which are evicted before a row
                 # has to wait.
                 if not request.added or not self._run.store.evict_idle():
-                    self._failed_attempt, self._steps_to_retry = attempt, _RETRY_STEPS
+                    self._failed_attempt, self._calls_to_retry = attempt, _RETRY_CALLS
                     return
 
     def _start(self, slots: Ints) -> None:
@@ -385,28 +385,28 @@ class RowQueue:
             rows.add_pages(need, self._pool.allocate(len(need)))
         return 0
 
-    def reserve_lookahead(self, order: Ints, counts: Ints, more: Ints) -> Ints:
+    def reserve_lookahead(self, order: Ints, counts: Ints, num_R: Ints) -> Ints:
         """Allocate pages for further tokens, unless that takes more than half of the free pages.
 
         Args:
             order: Slots of the rows, [rows].
             counts: Number of generated tokens of each row, [rows].
-            more: Number of further tokens of each row, [rows].
+            num_R: Number of further tokens of each row, [rows].
 
         Returns:
-            For how many further tokens each row has pages, at most `more`.
+            For how many further tokens each row has pages, at most `num_R`.
         """
         rows, size = self._run.rows, self._page_size
         used = rows.stop[order] + counts - rows.base[order]
-        missing_R = np.maximum(-(-(used + more) // size) - rows.num_pages[order], 0)
+        missing_R = np.maximum(-(-(used + num_R) // size) - rows.num_pages[order], 0)
         need = np.flatnonzero(missing_R)
         if len(need):
             total = int(missing_R.sum())
             if 2 * total > self._pool.num_free:
-                room: Ints = np.minimum(more, rows.num_pages[order] * size - used)
+                room: Ints = np.minimum(num_R, rows.num_pages[order] * size - used)
                 return room
             rows.add_pages(order[need], self._pool.allocate(total), missing_R[need])
-        return more
+        return num_R
 
     def preempt_last(self) -> bool:
         """Make the last active row ready and free its pages. Return False if only one is active."""
@@ -462,14 +462,14 @@ class RowQueue:
             for slot in slots.tolist():
                 self.resuming.pop(slot, None)
 
-    def count_missing_slots(self, request: LiveRequest, more: int = 0) -> int:
+    def count_missing_slots(self, request: LiveRequest, segment_slots: int = 0) -> int:
         """Return how many recurrent state slots are missing to start a request.
 
         Args:
             request: The request, of which one row is counted if it has rows.
-            more: Number of slots that it needs in addition to its row's.
+            segment_slots: Number of slots that its segments need. Default: 0.
         """
-        return self.states.count_missing(more, has_row=bool(request.spec.rows))
+        return self.states.count_missing(segment_slots, has_row=bool(request.spec.rows))
 
     def check(self, starting: Ints, ended: Ints) -> None:
         """Assert that every row is in the queue of its phase, and in no other.

@@ -151,11 +151,11 @@ class PrefixCache:
 
 
 class Kept:
-    """A cached prefix. Leaving its `with` block drops it.
+    """The prefixes that `LLM.keep` has kept under one name. Leaving the `with` block drops them.
 
     Attributes:
-        name: Its name, for `LLM.drop`.
-        usage: Usage of computing it.
+        name: Their name, for `LLM.drop`.
+        usage: Usage of computing them.
     """
 
     def __init__(self, store: PrefixCache, prefixes: list[CachedPrefix], usage: Usage) -> None:

@@ -349,13 +349,13 @@ class SegmentStates:
         Nothing reads the end state now.
         """
 
-    def adopt(self, segment: LiveSegment, now: int, before: int) -> None:
+    def adopt(self, segment: LiveSegment, current: int, previous: int) -> None:
         """Take over the state slots of a row.
 
         Args:
             segment: The segment made of the row.
-            now: Slot of the state at the position up to which the segment is computed.
-            before: Slot of the state one token earlier; NO_STATE for none.
+            current: Slot of the state at the position up to which the segment is computed.
+            previous: Slot of the state one token earlier; NO_STATE for none.
         """
 
     def find_state_position(self, prefix: CachedPrefix, limit: int) -> int:

@@ -170,10 +170,10 @@ class SegmentStore:
             segment.table, segment.continued = table, True
             segment.computed = segment.was_computed = segment.start + num_computed
             if states is not None:
-                num_seen, now, before = states
+                num_seen, current, previous = states
                 segment.computed = segment.start + num_seen
                 if num_seen:
-                    self.states.adopt(segment, now, before)
+                    self.states.adopt(segment, current, previous)
             surplus = table[segment.num_pages(self.cache.page_size) :]
             if len(surplus):
                 segment.table = table[: len(table) - len(surplus)]
@@ -281,11 +281,10 @@ class SegmentStore:
         """Return the maximum number of recurrent state slots that opening a request takes."""
         if not self.states.exist:
             return 0
-        again, total = request.recomputed_segment, 0
-        for segment in self._list_required(request):
-            computed = self._get_computed_stop(segment) if segment is again else segment.computed
-            total += self.states.count_missing(segment, computed)
-        return total
+        return sum(
+            self.states.count_missing(segment, self._get_computed_for(request, segment))
+            for segment in self._list_required(request)
+        )
 
     def open(self, request: LiveRequest) -> tuple[list[LiveSegment], int]:
         """Allocate the pages of every segment that a request needs.
@@ -297,13 +296,15 @@ class SegmentStore:
         request.opened = self._list_required(request)
         reused = 0
         to_compute = []
-        if request.recomputed_segment in request.opened:
-            again = request.recomputed_segment
-            assert again is not None
-            start = self._get_computed_stop(again)
-            self.states.allocate_recompute_slot(again, start)
-            again.is_recomputing |= start < again.computed == again.stop and bool(again.openers)
-            again.computed = start
+        recomputed = request.recomputed_segment
+        if recomputed is not None and recomputed in request.opened:
+            start = self._get_computed_for(request, recomputed)
+            self.states.allocate_recompute_slot(recomputed, start)
+            is_whole = recomputed.computed == recomputed.stop
+            recomputed.is_recomputing |= (
+                is_whole and start < recomputed.stop and bool(recomputed.openers)
+            )
+            recomputed.computed = start
         for segment in reversed(request.opened):
             segment.openers[request] = None
             if segment.phase is not SegmentPhase.OPEN:
@@ -314,8 +315,13 @@ class SegmentStore:
                 to_compute.append(segment)
         return to_compute, reused
 
-    def _get_computed_stop(self, segment: LiveSegment) -> int:
-        """Return up to where a segment counts as computed if it must give logits again."""
+    def _get_computed_for(self, request: LiveRequest, segment: LiveSegment) -> int:
+        """Return up to where a segment counts as computed for a request.
+
+        A segment that must give logits again counts as computed only up to their position.
+        """
+        if segment is not request.recomputed_segment:
+            return segment.computed
         return min(segment.computed, self.states.find_recompute_position(segment))
 
     def _list_required(self, request: LiveRequest) -> list[LiveSegment]:
@@ -323,12 +329,7 @@ class SegmentStore:
         segment, needed = request.segment, []
         while True:
             needed.append(segment)
-            computed = (
-                self._get_computed_stop(segment)
-                if segment is request.recomputed_segment
-                else segment.computed
-            )
-            source = self.states.find_source(segment, computed)
+            source = self.states.find_source(segment, self._get_computed_for(request, segment))
             if source is not None:
                 segment = source
             elif segment.has_folded_parent and not segment.continued:

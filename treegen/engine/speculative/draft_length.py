@@ -60,15 +60,11 @@ class _LatencyCurve:
         """Move closer to another curve, because measured times may have been disturbed."""
         self.ratio_of = None
         for size, last in self.measured.items():
-            own_ratio, other_ratios = (
-                statistics.median(last),
-                other.ratios(np.array([2 ** (size / 2)])),
-            )
-            if other_ratios is not None and own_ratio > other_ratios[0]:
-                interpolated = own_ratio**_RELAX_EXPONENT * float(other_ratios[0]) ** (
-                    1 - _RELAX_EXPONENT
-                )
-                self.measured[size] = deque([interpolated] * _MIN_PASSES, maxlen=_NUM_RECENT)
+            own_ratio = statistics.median(last)
+            other_ratios = other.ratios(np.array([2 ** (size / 2)]))
+            if other_ratios is not None and own_ratio > (other_ratio := float(other_ratios[0])):
+                mean = own_ratio**_RELAX_EXPONENT * other_ratio ** (1 - _RELAX_EXPONENT)
+                self.measured[size] = deque([mean] * _MIN_PASSES, maxlen=_NUM_RECENT)
 
     @property
     def largest(self) -> float:

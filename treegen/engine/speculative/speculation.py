@@ -9,7 +9,7 @@ The drafter of a run is a user's function, n-grams, or a draft model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
@@ -49,6 +49,7 @@ from treegen.model.options import DRAFT_TOKENS, EngineOptions
 from treegen.ops.cache.pool import PagedCache
 
 _CERTAIN: Final = 0.95  # assumed acceptance rate of tokens that a grammar forces
+_FORCED: Final = -1  # kind of the draft tokens that a grammar forces, which no drafter has
 
 
 def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
@@ -156,14 +157,14 @@ class SpeculativeDecoder:
         width = max(drafts.tokens_RK.shape[1], *map(len, forced.values()))
         short = width - drafts.tokens_RK.shape[1]
         tokens_RK = np.pad(drafts.tokens_RK, ((0, 0), (0, short)), constant_values=NOTHING)
-        chance_R = drafts.chance_R.copy()
+        chance_R, kind_R = drafts.chance_R.copy(), drafts.kind_R.copy()
         later_R = drafts.later_R.copy() if drafts.later_R is not None else None
         for row, tokens in forced.items():
-            tokens_RK[row], chance_R[row] = NOTHING, _CERTAIN
+            tokens_RK[row], chance_R[row], kind_R[row] = NOTHING, _CERTAIN, _FORCED
             tokens_RK[row, : len(tokens)] = tokens
             if later_R is not None:
                 later_R[row] = _CERTAIN
-        return replace(drafts, tokens_RK=tokens_RK, chance_R=chance_R, later_R=later_R)
+        return Drafts(tokens_RK, chance_R, kind_R, later_R)
 
     def _max_draft_lengths(self, order: Ints, counts: Ints) -> Ints:
         """Return the maximum number of draft tokens of each row.
@@ -179,11 +180,12 @@ class SpeculativeDecoder:
     def run_deferred(self) -> None:
         """Learn from recorded results; called while the device computes a pass."""
         self._drafter.run_deferred()
-        for acceptance in self._acceptance:
-            self._drafter.update_acceptance(*acceptance)
+        for kind_R, tried_R, accepted_R in self._acceptance:
+            own = kind_R != _FORCED
+            self._drafter.update_acceptance(kind_R[own], tried_R[own], accepted_R[own])
             if self._options.length_controller is not None:
                 self._options.length_controller.record_accepted(
-                    self._last_expected, int(acceptance[2].sum())
+                    self._last_expected, int(accepted_R.sum())
                 )
         self._acceptance.clear()
         self._last_expected = self._expected

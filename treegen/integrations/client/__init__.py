@@ -6,7 +6,7 @@ llm.py            RemoteLLM, and many searches of one call
 searches.py       the event loop of searches; the server uses it too
 backend.py        the backend of searches: nodes, calls and their results
 step_requests.py  the calls of one step as one request
-connection.py     HTTP, with repetitions
+connection.py     HTTP, with retries
 conversion.py     prompts, samples, scores and errors as JSON
 """
 

@@ -40,12 +40,12 @@ from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import SearchUsage
 from treegen.search.budgeted_search import BudgetedSearch
 
-_MAX_REFUSED: Final = 60  # times that a call is sent to a busy server
-_FIRST_WAIT: Final = 0.1  # seconds
-_LONGEST_WAIT: Final = 5.0
+_MAX_REFUSALS: Final = 60  # times that a call is sent to a busy server
+_FIRST_WAIT_SECONDS: Final = 0.1
+_LONGEST_WAIT_SECONDS: Final = 5.0
 
 Send = Callable[[Sequence[Operation]], Awaitable[Sequence[Result]]]
-"""Runs operations on a server and returns their results, in order."""
+"""A function that runs operations on a server, and returns their results in order."""
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class NodeBackend:
         try:
             sampling = Sampling.model_validate(fields)
         except ValidationError as error:
-            raise _make_input_error(error) from None
+            raise _convert_error(error) from None
         ticket = Ticket(search, [None] * len(indices))
 
         def begin(first: int, num: int, max_tokens: int) -> None:
@@ -169,9 +169,11 @@ class NodeBackend:
                     first=indices[start],
                     params=limited,
                 )
-                counted = None if start or continues else context.num_tokens
+                num_counted_tokens = None if start or continues else context.num_tokens
                 self._post(
-                    StepCall(ticket, context, name, make, result_indices, max_tokens, counted)
+                    StepCall(
+                        ticket, context, name, make, result_indices, max_tokens, num_counted_tokens
+                    )
                 )
 
         if search.call_queue is None:
@@ -197,7 +199,7 @@ class NodeBackend:
         return [score for score in await self._wait_for(ticket) if score is not None]
 
     def cancel(self, search: BudgetedSearch) -> None:
-        """End all pending calls of a search, and close its connections."""
+        """End all pending calls of a search, and cancel its requests."""
         outbox = self._outboxes.get(search)
         for request in outbox.requests if outbox is not None else ():
             if request.task is not None:
@@ -219,7 +221,7 @@ class NodeBackend:
         self._outboxes.setdefault(call.ticket.search, _Outbox()).calls.append(call)
 
     def _close(self, ticket: Ticket) -> None:
-        """Forget a ticket. If it is not complete, nobody gets its further results."""
+        """Forget a ticket; its further results are dropped."""
         self._tickets.pop(ticket, None)
         ticket.leave()
 
@@ -246,8 +248,8 @@ class NodeBackend:
                     try:
                         if not request.add(call):
                             outbox.calls.append(call)
-                    except (ValidationError, InputError) as error:
-                        self._fail(call.ticket, _make_input_error(error))
+                    except Exception as error:  # of this search; others go on
+                        self._fail(call.ticket, _convert_error(error))
                         has_failed = True
                 if request.operations:
                     outbox.requests.add(request)
@@ -255,7 +257,7 @@ class NodeBackend:
             elif not outbox.calls and not outbox.requests:
                 del self._outboxes[search]
         # A root is dropped at the end of its search, which may make no further request.
-        if not requests and any(context.above is None for context in self._dropped):
+        if not requests and any(context.parent is None for context in self._dropped):
             requests.append((StepRequest(self._max_operations, self._lease), _Outbox()))
         for request, outbox in requests:
             for context in self._take_dropped(self._max_operations - len(request.operations)):
@@ -266,12 +268,12 @@ class NodeBackend:
         return bool(requests) or has_failed
 
     def _take_dropped(self, max_nodes: int) -> list[NodeContext]:
-        """Return dropped nodes that no other dropped node is above, and forget them.
+        """Return dropped nodes whose parents are not dropped, and forget them.
 
         Args:
             max_nodes: Maximum number of nodes.
         """
-        dropped = [node for node in self._dropped if not (node.above and node.above.is_released)]
+        dropped = [node for node in self._dropped if not (node.parent and node.parent.is_released)]
         self._dropped = dropped[max_nodes:]
         return dropped[:max_nodes]
 
@@ -308,7 +310,7 @@ class NodeBackend:
     def _note_created(self, context: NodeContext, result: Result) -> None:
         if isinstance(result, NodeResult):
             context.id, context.num_tokens = result.node.id, result.node.num_context_tokens
-            if context.is_released:  # meanwhile
+            if context.is_released:  # while the request was in progress
                 self._dropped.append(context)
 
     def _receive(self, call: StepCall, result: Result) -> None:
@@ -319,16 +321,16 @@ class NodeBackend:
             is_busy = result.error.code == 429 and (
                 result.error.free is None or len(self._tasks) > 1
             )
-            if is_busy and call.num_refused < _MAX_REFUSED:
-                wait = min(_FIRST_WAIT * 2**call.num_refused, _LONGEST_WAIT)
-                call.num_refused += 1
+            if is_busy and call.num_refusals < _MAX_REFUSALS:
+                wait = min(_FIRST_WAIT_SECONDS * 2**call.num_refusals, _LONGEST_WAIT_SECONDS)
+                call.num_refusals += 1
                 wait *= random.uniform(0.5, 1)
                 asyncio.get_running_loop().call_later(wait, self._post, call)
             else:
                 self._fail(ticket, error_of(result.error))
             return
-        if call.counted is not None:
-            usage.tokens_reprompted += call.context.num_tokens - call.counted
+        if call.num_counted_tokens is not None:
+            usage.tokens_reprompted += call.context.num_tokens - call.num_counted_tokens
         if isinstance(result, SampleResult):
             usage.tokens_prefilled += result.usage.prefilled_tokens
             for index, node in zip(call.result_indices, result.nodes, strict=True):
@@ -344,10 +346,10 @@ class NodeBackend:
             ticket.finish()
 
     def _store_sample(self, call: StepCall, index: int, node: NodeAnswer) -> None:
-        ticket, above = call.ticket, call.context
-        path = f"{above.path}{node.index}/"
-        context = NodeContext(above, None, path, node.id, node.num_context_tokens)
-        completion = completion_of(node, f"{ticket.search.name}/{above.path}")
+        ticket, parent = call.ticket, call.context
+        path = f"{parent.path}{node.index}/"
+        context = NodeContext(parent, None, path, node.id, node.num_context_tokens)
+        completion = completion_of(node, f"{ticket.search.name}/{parent.path}")
         if ticket not in self._tickets:  # its search was stopped, or the caller has gone
             self.release(context)
             return
@@ -359,9 +361,9 @@ class NodeBackend:
             ticket.leave(error)
 
 
-def _make_input_error(error: ValidationError | InputError) -> InputError:
-    """Return the error for what the protocol of nodes cannot express."""
-    if isinstance(error, InputError):
+def _convert_error(error: Exception) -> Exception:
+    """Return an InputError for fields that the protocol of nodes rejects; return other errors."""
+    if not isinstance(error, ValidationError):
         return error
     last = error.errors(include_input=False)[-1]  # a union's last kind is the most general one
     field = next((part for part in last["loc"] if isinstance(part, str)), "this")

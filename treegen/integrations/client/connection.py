@@ -1,8 +1,8 @@
-"""HTTP requests to a server, repeated until an answer comes.
+"""HTTP requests to a server, with retries.
 
-Every request has an idempotency key. If the answer of a request for nodes is lost on its way, the
-server returns it again while it is stored. Requests for completions are computed again, with equal
-draws if they have a seed.
+Every request has an idempotency key. If the response to a request for nodes is lost, a retry gets
+the stored response. A retried request for completions is computed again, with equal draws if it has
+a seed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import functools
 import json
 import random
 import ssl
+import time
 import uuid
 from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from treegen.errors import InputError, TreegenError, require_extra
+from treegen.errors import BusyError, InputError, TreegenError, require_extra
 from treegen.integrations.client.conversion import error_of
 from treegen.integrations.server.node_types import (
     IDEMPOTENCY_HEADER,
@@ -34,10 +35,11 @@ with require_extra("the client needs httpx2", "client"):
     import httpx2
 
 _FIRST_WAIT: Final = 0.25  # seconds
-_LONGEST_WAIT: Final = 8.0
-_REPEATED: Final = (408, 429, 500, 502, 503, 504)
-_LONGEST_RETRY_AFTER: Final = 60.0  # however long the server says
+_LONGEST_WAIT: Final = 8.0  # seconds
+_RETRIED_STATUSES: Final = (408, 429, 500, 502, 503, 504)
+_LONGEST_RETRY_AFTER: Final = 60.0  # seconds, also if the server requests more
 _CONNECT_SECONDS: Final = 10.0
+_MAX_CONNECTIONS: Final = 512  # a process may often have only 1,024 open files, also on the server
 
 
 class Connection:
@@ -45,7 +47,7 @@ class Connection:
 
     Attributes:
         num_sent: Bytes of the bodies that were sent.
-        num_requests: Requests that were sent, repetitions included.
+        num_requests: Requests that were sent, retries included.
     """
 
     def __init__(
@@ -57,20 +59,21 @@ class Connection:
             base_url: Address of the server, such as http://127.0.0.1:8000/v1.
             api_key: The server's key; None for a server without one.
             model: Name of the model; empty for the served one.
-            timeout: Seconds to wait for one answer.
-            retries: How often a request is repeated.
+            timeout: Seconds to wait for one response, or for a busy server.
+            retries: Maximum number of retries of a request, apart from those of a busy server; 0
+                turns both off.
         """
         self.num_sent = self.num_requests = 0
-        self._model, self._retries = model, retries
-        headers = {"Content-Type": "application/json"}
+        self._model, self._retries, self._timeout = model, retries, timeout
+        headers = {b"Content-Type": b"application/json"}
         if api_key is not None:
-            headers["Authorization"] = f"Bearer {api_key}"
+            headers[b"Authorization"] = f"Bearer {api_key}".encode()
         self._url = base_url
         self._client = httpx2.AsyncClient(
             headers=headers,
             verify=_make_tls_context(),
             timeout=httpx2.Timeout(timeout, connect=_CONNECT_SECONDS, pool=None),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256),
+            limits=httpx2.Limits(max_connections=_MAX_CONNECTIONS),
         )
 
     async def __aenter__(self) -> Connection:
@@ -117,9 +120,10 @@ class Connection:
             ) from None
 
     async def post(self, path: str, body: str) -> bytes:
-        """Send a body, and return the body of the answer.
+        """Send a body, and return the body of the response.
 
-        If no answer comes, or the server is busy, the request is repeated after growing times.
+        If no response arrives, or the server fails, the request is retried after growing waits. If
+        the server is busy, perhaps with other requests of this client, waits go on for the timeout.
 
         Args:
             path: Path below the address of the server.
@@ -129,15 +133,15 @@ class Connection:
             TreegenError: as for `run_operations`.
         """
         key = uuid.uuid4().hex
-        wait = _FIRST_WAIT
-        for attempt in range(self._retries + 1):
+        wait, num_retries, start = _FIRST_WAIT, 0, time.monotonic()
+        while True:
             retry_after = 0.0
             try:
                 response = await self._send(path, body, key)
                 if response.status_code == 200:
                     return response.content
                 failure = self._failure(response)
-                if response.status_code not in _REPEATED:
+                if response.status_code not in _RETRIED_STATUSES:
                     raise failure
                 retry_after = _seconds(response.headers.get("retry-after", ""))
             except httpx2.RequestError as error:
@@ -145,10 +149,12 @@ class Connection:
                     f"{self._url} cannot be reached ({type(error).__name__}: {error}); check "
                     "the address, and that the server is running"
                 )
-            if attempt < self._retries:
-                await asyncio.sleep(max(retry_after, wait * random.uniform(0.5, 1)))
-                wait = min(2 * wait, _LONGEST_WAIT)
-        raise failure
+            is_busy = isinstance(failure, BusyError) and time.monotonic() - start < self._timeout
+            if num_retries >= self._retries and not (is_busy and self._retries):
+                raise failure
+            num_retries += not is_busy
+            await asyncio.sleep(max(retry_after, wait * random.uniform(0.5, 1)))
+            wait = min(2 * wait, _LONGEST_WAIT)
 
     async def _send(self, path: str, body: str, key: str) -> httpx2.Response:
         content = body.encode()
@@ -182,6 +188,15 @@ def _make_tls_context() -> ssl.SSLContext:
 def _seconds(text: str) -> float:
     """Return the seconds of a Retry-After header, at most a minute; 0 if it has a date."""
     return min(float(text), _LONGEST_RETRY_AFTER) if text.isdecimal() else 0.0
+
+
+def check_key(key: Any) -> None:
+    """Raise InputError unless a value can be an API key; the message does not show the value."""
+    if not isinstance(key, str) or not key or key != key.strip() or not key.isprintable():
+        raise InputError(
+            "api_key must be a text without line breaks and without spaces at its ends; copy the "
+            "key again, or leave api_key out for a server without keys"
+        )
 
 
 def check_url(url: Any) -> None:

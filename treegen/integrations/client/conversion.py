@@ -1,4 +1,4 @@
-"""Prompts and errors, and samples and scores, between Python and the server's JSON."""
+"""Converts prompts, samples, scores and errors between Python and the server's JSON."""
 
 from __future__ import annotations
 

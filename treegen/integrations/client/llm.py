@@ -12,7 +12,7 @@ from treegen.common.checks import check_int, check_number
 from treegen.common.outputs import RequestOutput, Score
 from treegen.common.params import Params, SamplingParams, check_params
 from treegen.errors import InputError
-from treegen.integrations.client.connection import Connection, check_url
+from treegen.integrations.client.connection import Connection, check_key, check_url
 from treegen.integrations.client.conversion import (
     as_text_or_ids,
     check_prompt,
@@ -35,7 +35,7 @@ from treegen.search.tree.node import SearchFn
 from treegen.search.tree.result import SearchProblem, SearchResult
 
 _END_SECONDS: Final = 10.0
-"""Time for dropping the nodes of a run on the server."""
+"""Maximum time for dropping the nodes of a run on the server."""
 
 
 class RemoteSearchRun(SearchResults):
@@ -190,10 +190,11 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             base_url: Address of the server, such as "http://127.0.0.1:8000/v1".
             api_key: The server's key. Default: none.
             model: Name of the model. Default: the one that is served.
-            timeout: Seconds to wait for one answer.
-            retries: How often a request is repeated if no answer comes or the server is busy. If
-                the server still has the answer of a search's request, it returns that; it computes
-                a repeated `generate` or `score` again.
+            timeout: Seconds to wait for one response, and for a busy server.
+            retries: Maximum number of retries if no response arrives or the server fails. If the
+                server still has the response to a request of a search, the retry gets this
+                response. The server computes a retried `generate` or `score` again. 0 also turns
+                off waiting for a busy server.
             lease_seconds: Seconds that a search may pause until the server drops its tree. The
                 server limits it. Default: the server's, which is usually 10 minutes.
 
@@ -201,11 +202,12 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             InputError: an argument cannot be used.
         """
         check_url(base_url)
+        if api_key is not None:
+            check_key(api_key)
         check_int("retries", retries, minimum=0)
+        _check_seconds("timeout", timeout)
         if lease_seconds is not None:
-            check_number("lease_seconds", lease_seconds)
-            if not lease_seconds > 0:
-                raise InputError("lease_seconds must be more than 0")
+            _check_seconds("lease_seconds", lease_seconds)
         self._lease = lease_seconds
         self._url, self._key, self._model = base_url.rstrip("/"), api_key, model
         self._timeout, self._retries = timeout, retries
@@ -361,6 +363,12 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         return results[0]
 
 
+def _check_seconds(name: str, seconds: float) -> None:
+    check_number(name, seconds)
+    if not seconds > 0:
+        raise InputError(f"{name} must be more than 0")
+
+
 async def _complete_all(
     request: Callable[[Any, int], Coroutine[Any, Any, Any]],
     contents: Sequence[Any],
@@ -382,9 +390,9 @@ async def _complete_all(
     answers = await gather(map(request, contents, assumed))
     tokens = (prompt_tokens_of(*pair) for pair in zip(contents, answers, strict=True))
     firsts = _first_indices(map(hash_prompt, tokens), params)
-    wrong = [index for index, first in enumerate(firsts) if first != assumed[index]]
-    again = await gather(request(contents[index], firsts[index]) for index in wrong)
-    for index, answer in zip(wrong, again, strict=True):
+    mismatched = [index for index, first in enumerate(firsts) if first != assumed[index]]
+    redone = await gather(request(contents[index], firsts[index]) for index in mismatched)
+    for index, answer in zip(mismatched, redone, strict=True):
         answers[index] = answer
     return list(zip(answers, firsts, strict=True))
 

@@ -23,8 +23,8 @@ from treegen.search.backend import PendingResults
 class NodeContext:
     """A node that the server has, or that it will create with the first call that needs it."""
 
-    above: NodeContext | None
-    """The node above it; None for a root."""
+    parent: NodeContext | None
+    """The parent; None for a root."""
     content: Any
     """Given text, parts or a prompt; None for a sample."""
     path: str
@@ -43,17 +43,20 @@ class NodeContext:
 
     @property
     def root(self) -> NodeContext:
-        """The root of its tree."""
-        return self if self.above is None else self.above.root
+        """The root of its tree, which may be deeper than the interpreter's recursion limit."""
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
 
     @property
     def is_pending(self) -> bool:
-        """Whether a request in progress creates it or a node above it."""
+        """Whether a request in progress creates it or an ancestor."""
         node: NodeContext | None = self
         while node is not None and node.id is None:
             if node.creator is not None:
                 return True
-            node = node.above
+            node = node.parent
         return False
 
 
@@ -71,9 +74,9 @@ class StepCall:
     """Indices of the results in the ticket."""
     max_tokens: int
     """Maximum number of tokens of a sample."""
-    counted: int | None
-    """Tokens of the context that the usage has counted; None if another call counts them."""
-    num_refused: int = 0
+    num_counted_tokens: int | None
+    """Tokens of the context that the usage includes already; None if another call counts them."""
+    num_refusals: int = 0
     """How often the server was too busy for it."""
 
 
@@ -103,7 +106,7 @@ class StepRequest:
         self.calls: list[tuple[int, StepCall]] = []
         """Calls, each with the index of its operation."""
         self.postponed: list[StepCall] = []
-        """Calls that need a further request, because this one creates only nodes above theirs."""
+        """Calls that need a further request, because this one creates only some ancestors."""
         self.created: list[tuple[int, NodeContext]] = []
         """Nodes that it creates, each with the index of its operation."""
         self.temporary: list[tuple[int, NodeContext]] = []
@@ -115,7 +118,7 @@ class StepRequest:
         """Add the operation of a call, after those that create its node; return whether it fits.
 
         An empty request takes any call. If it has too little room, it creates only some of the
-        nodes above, and the call is in `postponed`.
+        missing ancestors, and the call is in `postponed`.
 
         Raises:
             InputError: nodes that cannot be kept for a further request need more operations than a
@@ -130,26 +133,26 @@ class StepRequest:
         # Half of a request is left for dropped nodes.
         if self.operations and len(self.operations) + num > max(1, self._max_operations // 2):
             return False
+        if num > self._max_operations and is_temporary:
+            raise InputError(
+                f"scoring this prompt needs {num:,} operations, one for each extension of the "
+                f"prompt, but the server accepts at most {self._max_operations:,}; join the texts "
+                "into fewer extensions"
+            )
+        for context in missing[: self._max_operations]:
+            self._create(context, call.root_name, names)
         if num > self._max_operations:
-            if is_temporary:
-                raise InputError(
-                    f"scoring this prompt needs {num:,} operations, one for each extension of the "
-                    f"prompt, but the server accepts at most {self._max_operations:,}; join the "
-                    "texts into fewer extensions"
-                )
-            self._name(missing[self._max_operations - 1], call.root_name, names)
             self.postponed.append(call)
             return True
-        name = self._name(call.context, call.root_name, names)
         self.calls.append((len(self.operations), call))
-        self.operations.append(call.make(node=name))
+        self.operations.append(call.make(node=_refer_to(call.context, names)))
         if is_temporary:
             self.operations.append(DropOperation(op="drop", node=names[root]))
         return True
 
     @staticmethod
     def _list_missing(context: NodeContext, names: dict[NodeContext, str]) -> list[NodeContext]:
-        """Return a node and those above it that have to be created, the topmost first.
+        """Return a node and its ancestors that have to be created, the topmost first.
 
         Args:
             context: The node.
@@ -159,24 +162,24 @@ class StepRequest:
         node: NodeContext | None = context
         while node is not None and node.id is None and node not in names:
             missing.append(node)
-            node = node.above
+            node = node.parent
         return missing[::-1]
 
     def find_failure(self, call: StepCall, results: Sequence[Result]) -> FailedOperation | None:
-        """Return why the node of a call, or one above it, was not created; None if it was.
+        """Return why the node of a call, or an ancestor, was not created; None if all were.
 
         Args:
             call: The call.
             results: The results of the operations.
         """
-        above: set[NodeContext] = set()
+        path: set[NodeContext] = set()
         node: NodeContext | None = call.context
         while node is not None:
-            above.add(node)
-            node = node.above
+            path.add(node)
+            node = node.parent
         for index, context in (*self.created, *self.temporary):
             result = results[index]
-            if context in above and isinstance(result, FailedOperation):
+            if context in path and isinstance(result, FailedOperation):
                 return result
         return None
 
@@ -185,38 +188,38 @@ class StepRequest:
         assert context.id is not None
         self.operations.append(DropOperation(op="drop", node=context.id))
 
-    def _name(
+    def _create(
         self, context: NodeContext, root_name: str | None, names: dict[NodeContext, str]
-    ) -> str:
-        """Return how operations refer to a node, which is created if it does not exist.
+    ) -> None:
+        """Add the operation that creates a node, below a node that has an id or a name.
 
         Args:
             context: The node.
-            root_name: Name of its root, if that has to be created.
-            names: Nodes that the request creates; a new node is added.
+            root_name: Name of the root, if the node is one.
+            names: Nodes that the request creates, to which this node is added.
         """
-        if context.id is not None:
-            return context.id
-        if context not in names:
-            operation = self._make_creation(context, root_name, names)
-            names[context] = f"#{len(self.operations)}"
-            if names is self._names:
-                context.creator = self
-                self.created.append((len(self.operations), context))
-            else:
-                self.temporary.append((len(self.operations), context))
-            self.operations.append(operation)
-        return names[context]
-
-    def _make_creation(
-        self, context: NodeContext, root_name: str | None, names: dict[NodeContext, str]
-    ) -> Operation:
-        content = context.content
-        if context.above is None:
-            return RootOperation(
+        content, index = context.content, len(self.operations)
+        operation: Operation
+        if context.parent is None:
+            operation = RootOperation(
                 op="root", prompt=content, name=root_name, seed=0, lease_seconds=self._lease
             )
-        above = self._name(context.above, root_name, names)
-        index = int(context.path.split("/")[-2].removeprefix("+"))
-        content_field: Any = {"text": content} if isinstance(content, str) else {"parts": content}
-        return ExtendOperation(op="extend", node=above, index=index, **content_field)
+        else:
+            operation = ExtendOperation(
+                op="extend",
+                node=_refer_to(context.parent, names),
+                index=int(context.path.split("/")[-2].removeprefix("+")),
+                **({"text": content} if isinstance(content, str) else {"parts": content}),
+            )
+        names[context] = f"#{index}"
+        if names is self._names:
+            context.creator = self
+            self.created.append((index, context))
+        else:
+            self.temporary.append((index, context))
+        self.operations.append(operation)
+
+
+def _refer_to(context: NodeContext, names: dict[NodeContext, str]) -> str:
+    """Return the id of a node, or the reference to the operation that creates the node."""
+    return names[context] if context.id is None else context.id

@@ -85,7 +85,7 @@ def template_tools(tools: Sequence[ToolInfo]) -> list[dict[str, Any]] | None:
 
 
 # Fields of SamplingParams, by their names in Inspect.
-_NAMES: Final = {
+_PARAM_NAMES: Final = {
     **{
         name: name
         for name in (*REQUEST_FIELDS, "max_tokens", "prompt_logprobs")
@@ -96,8 +96,8 @@ _NAMES: Final = {
     "reasoning_tokens": "max_thinking_tokens",
 }
 # Fields that extra_body may have.
-_EXTRA: Final = tuple(name for name in REQUEST_FIELDS if name not in _NAMES)
-_REFUSED: Final = (
+_EXTRA_FIELDS: Final = tuple(name for name in REQUEST_FIELDS if name not in _PARAM_NAMES)
+_UNSUPPORTED: Final = (
     "best_of",
     "modalities",
     "effort",
@@ -118,15 +118,17 @@ def sampling_params(
     Raises:
         InputError: A setting is not supported, or has an invalid value.
     """
-    refused = [name for name in _REFUSED if getattr(config, name, None) is not None]
+    unsupported = [name for name in _UNSUPPORTED if getattr(config, name, None) is not None]
     extra = {k: v for k, v in (config.extra_body or {}).items() if k != "chat_template_kwargs"}
-    refused += [f"extra_body[{name!r}]" for name in extra if name not in (*_EXTRA, *REQUESTED)]
-    if refused:
+    unsupported += [
+        f"extra_body[{name!r}]" for name in extra if name not in (*_EXTRA_FIELDS, *REQUESTED)
+    ]
+    if unsupported:
         raise InputError(
-            f"treegen does not support {', '.join(refused)}; remove these settings; extra_body "
-            f"can have {', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
+            f"treegen does not support {', '.join(unsupported)}; remove these settings; extra_body "
+            f"can have {', '.join((*_EXTRA_FIELDS, *REQUESTED, 'chat_template_kwargs'))}"
         )
-    set_fields = {param: getattr(config, option) for option, param in _NAMES.items()}
+    set_fields = {param: getattr(config, option) for option, param in _PARAM_NAMES.items()}
     set_fields = {name: value for name, value in set_fields.items() if value is not None}
     structure = parse_structure({name: extra.pop(name) for name in REQUESTED if name in extra})
     if config.response_schema is not None:
@@ -158,7 +160,7 @@ def template_arguments(config: GenerateConfig, defaults: dict[str, Any]) -> dict
     }
 
 
-_REASONS: Final[dict[str, StopReason]] = {"length": "max_tokens", "error": "unknown"}
+_STOP_REASONS: Final[dict[str, StopReason]] = {"length": "max_tokens", "error": "unknown"}
 
 
 def output_of(
@@ -191,7 +193,7 @@ def output_of(
     for completion in completions:
         reply = replies.read(completion, prompt, tools, is_structured=is_structured)
         message = _message(model, reply)
-        reason = _REASONS.get(completion.finish_reason, "stop")
+        reason = _STOP_REASONS.get(completion.finish_reason, "stop")
         choices.append(
             ChatCompletionChoice(
                 message=message,

@@ -46,11 +46,11 @@ from treegen.search.environments.protocol import Traits
 
 T = TypeVar("T")
 
-_NAME: Final = "treegen-snapshots-"
+_FOLDER_PREFIX: Final = "treegen-snapshots-"
 _ARCHIVE: Final = "archive-"
 _IMAGE: Final = "image-"
-_FORM: Final = re.compile(f"({_ARCHIVE}|{_IMAGE})[0-9a-f]{{16}}")
-_TASK: Final = "treegen"
+_SNAPSHOT_ID: Final = re.compile(f"({_ARCHIVE}|{_IMAGE})[0-9a-f]{{16}}")
+_TASK_NAME: Final = "treegen"
 
 
 class InspectEnvironment:
@@ -123,7 +123,7 @@ class InspectEnvironment:
         self._is_closed = False
         self._start_lock = asyncio.Lock()
         self._stack = ExitStack()
-        self._has_folder, self._folder = folder is not None, self._open(folder)
+        self._keeps_folder, self._folder = folder is not None, self._open(folder)
         self._images = DockerImages(run_name or str(self._folder))
         self._sizes = {path.name: _measure(path) for path in self._folder.iterdir()}
         self._free_bytes = max_snapshot_bytes - sum(self._sizes.values())
@@ -135,8 +135,9 @@ class InspectEnvironment:
             WorldError: The sandbox does not start.
         """
         config = self._config(problem) if callable(self._config) else self._config
+        files = self._files(problem)  # first, because an error must leave no sandbox
         world = await self._create(config, config)
-        await write_first_files(world, self._files(problem))
+        await write_first_files(world, files)
         return world
 
     async def restore(self, snapshot: str) -> InspectWorld:
@@ -212,9 +213,9 @@ class InspectEnvironment:
             if any(snapshot.startswith(_IMAGE) for snapshot in self._created):
                 stack.push_async_callback(self._images.prune)
             for config in self._started:
-                clean_up = partial(self._type.task_cleanup, _TASK, config, True)
+                clean_up = partial(self._type.task_cleanup, _TASK_NAME, config, True)
                 stack.push_async_callback(lambda end: self.call(end()), clean_up)
-            for snapshot in self._created - (set(keep) if self._has_folder else set()):
+            for snapshot in self._created - (set(keep) if self._keeps_folder else set()):
                 stack.push_async_callback(self.delete, snapshot)
             for world in [*self._worlds]:
                 stack.push_async_callback(world.close)
@@ -256,7 +257,7 @@ class InspectEnvironment:
 
     async def end(self, world: InspectWorld) -> None:
         """Free the sandboxes of a world."""
-        arguments = (_TASK, world.config, dict(world.sandboxes), False)
+        arguments = (_TASK_NAME, world.config, dict(world.sandboxes), False)
         await self.call(self._type.sample_cleanup(*arguments))
         self._worlds.discard(world)
 
@@ -276,9 +277,9 @@ class InspectEnvironment:
         try:
             async with self._start_lock:
                 if base not in self._started:
-                    await self.call(self._type.task_init(_TASK, base))
+                    await self.call(self._type.task_init(_TASK_NAME, base))
                     self._started.append(base)
-            sandboxes = await self.call(self._type.sample_init(_TASK, config, {}))
+            sandboxes = await self.call(self._type.sample_init(_TASK_NAME, config, {}))
         except Exception as error:
             raise WorldError(
                 f"Inspect's sandbox failed to start: {type(error).__name__}: {error!s:.300}; "
@@ -303,8 +304,8 @@ class InspectEnvironment:
             sweep(path, f"{_IMAGE}*.tmp")
             return path
         above = Path(tempfile.gettempdir())
-        sweep(above, f"{_NAME}*")  # killed processes may have left some
-        path = above / f"{_NAME}{secrets.token_hex(8)}"
+        sweep(above, f"{_FOLDER_PREFIX}*")  # killed processes may have left some
+        path = above / f"{_FOLDER_PREFIX}{secrets.token_hex(8)}"
         self._stack.callback(path.rmdir)
         self._stack.enter_context(create_locked(path, folder=True))
         return path
@@ -317,7 +318,7 @@ def _measure(path: Path) -> int:
         InputError: The file is none.
     """
     name = os.fsencode(path).decode("utf-8", "backslashreplace")
-    if not _FORM.fullmatch(path.name) or path.is_symlink():
+    if not _SNAPSHOT_ID.fullmatch(path.name) or path.is_symlink():
         raise InputError(
             f"{name} was not stored by treegen; move the file out of the folder, or choose "
             f"another {arg('folder')}"
@@ -326,7 +327,7 @@ def _measure(path: Path) -> int:
         with open(open_regular(path), "rb") as file:
             if path.name.startswith(_ARCHIVE):
                 return os.fstat(file.fileno()).st_size
-            size = size_of(file.read(1000).decode("utf-8", "replace"))
+            size = read_size(file.read(1000).decode("utf-8", "replace"))
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
     if size < 0:
@@ -353,7 +354,7 @@ class DockerImages:
     Containers that start from the images have the label too.
 
     Args:
-        run: What tells the run from others.
+        run: Text that identifies the run.
     """
 
     def __init__(self, run: str) -> None:
@@ -417,7 +418,7 @@ def compose(tag: str, size: int) -> str:
     return _COMPOSE.format(image=f"{_REPOSITORY}:{tag}", size=size)
 
 
-def size_of(text: str) -> int:
+def read_size(text: str) -> int:
     """Return the bytes that a compose file stores; -1 if it stores none."""
     number = text.partition("\n")[0].removeprefix("# bytes: ")
     return int(number) if number.isascii() and number.isdigit() else -1

@@ -183,8 +183,9 @@ class TreegenAPI(ModelAPI):
         return True
 
     def close(self) -> None:
-        """Free the model; running generations are dropped."""
+        """Drop running generations, and end the other ranks of a tensor-parallel model."""
         self._served.close(drain=False)
+        self._served.llm.close()
 
 
 def _name_model_args(error: TreegenError) -> str:

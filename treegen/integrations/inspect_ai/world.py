@@ -16,8 +16,8 @@ from treegen.search.environments.protocol import Observation
 
 T = TypeVar("T")
 
-_LIST: Final = "find . -mindepth 1 -type d | sed 's|$|/|'; find . -mindepth 1 ! -type d"
-_SECONDS: Final = 300  # for an archive to be written or unpacked
+_LIST_COMMAND: Final = "find . -mindepth 1 -type d | sed 's|$|/|'; find . -mindepth 1 ! -type d"
+_ARCHIVE_SECONDS: Final = 300  # time limit for writing or unpacking an archive
 
 
 class Owner(Protocol):
@@ -99,7 +99,7 @@ class InspectWorld(FileWorld):
         Raises:
             WorldError: No file can be listed. Directories that cannot be read are left out.
         """
-        result = await self._run_in_time(["sh", "-c", _LIST])
+        result = await self._run_in_time(["sh", "-c", _LIST_COMMAND])
         if not result.success and not result.stdout:
             raise _failure("find", result)
         return [line.removeprefix("./") for line in result.stdout.splitlines()]
@@ -154,7 +154,7 @@ class InspectWorld(FileWorld):
 
     async def _run_in_time(self, command: list[str]) -> ExecResult[str]:
         try:
-            return await self._exec(command, _SECONDS)
+            return await self._exec(command, _ARCHIVE_SECONDS)
         except (TimeoutError, OutputLimitExceededError) as error:
             raise WorldError(
                 f"{command[0]} did not finish in a sandbox ({error}); try again"

@@ -117,13 +117,13 @@ class ResponseCache:
             TreegenError: As for `LLM.score`; RunError if the journal cannot be used.
         """
         indices_of: dict[Key, list[int]] = defaultdict(list)
-        for at, (context, continuation) in enumerate(pairs):
-            indices_of[_name([*context, *continuation], len(continuation)), 0].append(at)
+        for pair_index, (context, continuation) in enumerate(pairs):
+            indices_of[_name([*context, *continuation], len(continuation)), 0].append(pair_index)
         with self._open_journal("scores") as file:
             stored = read_stored(file, indices_of) if file else {}
             for key, record in stored.items():
                 answer = record["logprob"], record["is_greedy"]
-                yield from ((at, answer) for at in indices_of[key])
+                yield from ((pair_index, answer) for pair_index in indices_of[key])
             missing = [key for key in indices_of if key not in stored]
             if not missing:
                 return
@@ -133,7 +133,7 @@ class ResponseCache:
                     if file:
                         named = {"problem_id": key[0], "sample_index": key[1]}
                         file.append({**named, "logprob": answer[0], "is_greedy": answer[1]})
-                    yield from ((at, answer) for at in indices_of[key])
+                    yield from ((pair_index, answer) for pair_index in indices_of[key])
 
     def samples(
         self, prompts: Mapping[SampledPrompt, int]
@@ -148,13 +148,15 @@ class ResponseCache:
         Raises:
             TreegenError: As for `LLM.stream`; RunError if the journal cannot be used.
         """
-        of_name = {prompt.name: prompt for prompt in prompts}
+        prompts_by_name = {prompt.name: prompt for prompt in prompts}
         keys = [(prompt.name, index) for prompt, num in prompts.items() for index in range(num)]
         with self._open_journal("samples") as file:
             stored = read_stored(file, keys) if file else {}
             for (name, index), record in stored.items():
-                yield of_name[name], index, record["tokens"]
-            missing = {name: of_name[name] for name, index in keys if (name, index) not in stored}
+                yield prompts_by_name[name], index, record["tokens"]
+            missing = {
+                name: prompts_by_name[name] for name, index in keys if (name, index) not in stored
+            }
             if not missing:
                 return
             leaves = [Node(p.tokens, samples=prompts[p], id=p.name) for p in missing.values()]

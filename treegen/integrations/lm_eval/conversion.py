@@ -1,4 +1,4 @@
-"""Converts requests of lm-eval: settings to sampling parameters, and images as `hf-multimodal`."""
+"""Converts the settings and the images of lm-eval's requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gen_settings(
     max_gen_toks: int,
     seed: int,
     eos: str | None,
-    thinks: bool,
+    has_reasoning: bool,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> GenSettings:
     """Return the settings in a request's gen_kwargs, where None means that a setting is not given.
@@ -53,8 +53,8 @@ def gen_settings(
         max_gen_toks: Maximum number of tokens of an answer, if gen_kwargs give none.
         seed: Seed, if gen_kwargs give none.
         eos: Text of the end-of-sequence token.
-        thinks: Whether reasoning comes before the answer. Reasoning may contain any text, so stop
-            strings do not end the sample and only cut its answer.
+        has_reasoning: Whether reasoning comes before the answer. Reasoning may contain any text, so
+            stop strings do not end the sample, and only cut its answer.
         defaults: Defaults for settings that gen_kwargs do not give; a greedy request stays greedy.
 
     Raises:
@@ -71,15 +71,15 @@ def gen_settings(
             f"{arg('gen_kwargs')} {dict(gen_kwargs)!r} cannot be read: {error}; use the form "
             "name=value,name=value"
         ) from None
-    length, is_drawn = normalized.pop("max_gen_toks"), normalized.pop("do_sample")
-    refused = [
+    length, do_sample = normalized.pop("max_gen_toks"), normalized.pop("do_sample")
+    unsupported = [
         f"{name}={value!r}"
         for name, value in normalized.items()
         if name not in REQUEST_FIELDS and (name not in _NEUTRAL or value != _NEUTRAL[name])
     ]
-    if refused:
+    if unsupported:
         raise InputError(
-            f"{arg('gen_kwargs')} with {', '.join(refused)} is not supported; use only until, "
+            f"{arg('gen_kwargs')} with {', '.join(unsupported)} is not supported; use only until, "
             f"{arg('do_sample')}, max_gen_toks, {', '.join(REQUEST_FIELDS)}"
         )
     supported: dict[str, Any] = {
@@ -89,9 +89,9 @@ def gen_settings(
         supported.pop("temperature", None)
     settings = {**defaults, **supported}
     settings.setdefault("seed", seed)
-    settings["temperature"] = settings.get("temperature", 0.0) if is_drawn else 0.0
+    settings["temperature"] = settings.get("temperature", 0.0) if do_sample else 0.0
     until = tuple(text for text in until if text != "")
-    stop = [text for text in until if text == eos] if thinks else until
+    stop = [text for text in until if text == eos] if has_reasoning else until
     return GenSettings(SamplingParams(max_tokens=length, stop=stop, **settings), until)
 
 
@@ -128,10 +128,10 @@ def load_images(table: ImageTable | None, inputs: Mapping[str, Any]) -> list[Pla
         raise InputError(
             f"the task has images; load a model that accepts images with {arg('images', True)}"
         )
-    return [table.add(image) for image in visuals(inputs.get("visual", ()))]
+    return [table.add(image) for image in as_image_list(inputs.get("visual", ()))]
 
 
-def visuals(images: Any) -> Sequence[Any]:
+def as_image_list(images: Any) -> Sequence[Any]:
     """Return the images of a task's `doc_to_image` as a list; it may return a single image."""
     return images if isinstance(images, list | tuple) else [images]
 

@@ -32,9 +32,9 @@ from treegen.integrations.lm_eval.conversion import (
 from treegen.integrations.lm_eval.tokenizer import (
     HarnessTokenizer,
     Pair,
-    fitting,
+    split_into_windows,
+    truncate_context,
     truncate_prompt,
-    windows,
 )
 from treegen.llm import LLM
 from treegen.llm.base import BaseLLM
@@ -141,7 +141,11 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self.prefix_token_id = self._texts.prefix_token_id
         self.tokenizer_name = str(self.tokenizer.name_or_path).replace("/", "__")
         self._device = torch.device(self.llm.model_info.device_type)
-        self._seed, self.max_gen_toks, self._thinks = seed, max_gen_toks, bool(enable_thinking)
+        self._seed, self.max_gen_toks, self._enables_thinking = (
+            seed,
+            max_gen_toks,
+            bool(enable_thinking),
+        )
         self._defaults = self.llm.spec.take_recommended() if sampling == "recommended" else {}
         self._revision = options.get("revision")
         self.max_length = self._resolve_max_length(max_length)
@@ -212,40 +216,44 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
         """Score the continuations of requests; long contexts are truncated on the left."""
-        if self._thinks:
+        if self._enables_thinking:
             raise InputError(
                 "enable_thinking affects only generated answers; remove enable_thinking for "
                 "tasks that score given texts"
             )
-        pairs = [fitting(before, after, self.max_length) for _, before, after in requests]
+        pairs = [truncate_context(before, after, self.max_length) for _, before, after in requests]
         answers: dict[int, tuple[float, bool]] = {}
         scores = self._answers.scores(pairs)
-        for at, answer in _show_progress(scores, len(pairs), "loglikelihood", disable_tqdm):
-            answers[at] = answer
-            self.cache_hook.add_partial("loglikelihood", requests[at][0], answer)
-        return [answers[at] for at in range(len(pairs))]
+        for request_index, answer in _show_progress(
+            scores, len(pairs), "loglikelihood", disable_tqdm
+        ):
+            answers[request_index] = answer
+            self.cache_hook.add_partial("loglikelihood", requests[request_index][0], answer)
+        return [answers[request_index] for request_index in range(len(pairs))]
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Score whole texts, in windows of the model's length."""
         pairs: list[Pair] = []
-        owner: list[int] = []
-        for at, request in enumerate(requests):
-            text_windows = windows(
+        request_of_window: list[int] = []
+        for request_index, request in enumerate(requests):
+            text_windows = split_into_windows(
                 self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length
             )
             pairs += text_windows
-            owner += [at] * len(text_windows)
-        windows_of = Counter(owner)
+            request_of_window += [request_index] * len(text_windows)
+        windows_of = Counter(request_of_window)
         parts: list[list[float]] = [[] for _ in requests]
         scores = self._answers.scores(pairs)
         kind = "loglikelihood_rolling"
-        for index, (logprob, _) in _show_progress(scores, len(pairs), kind, disable_tqdm):
-            at = owner[index]
-            parts[at].append(logprob)
-            if len(parts[at]) == windows_of[at]:
-                self.cache_hook.add_partial(kind, requests[at].args, fsum(parts[at]))
+        for window_index, (logprob, _) in _show_progress(scores, len(pairs), kind, disable_tqdm):
+            request_index = request_of_window[window_index]
+            parts[request_index].append(logprob)
+            if len(parts[request_index]) == windows_of[request_index]:
+                self.cache_hook.add_partial(
+                    kind, requests[request_index].args, fsum(parts[request_index])
+                )
         return [fsum(part) for part in parts]
 
     # Generation
@@ -255,25 +263,27 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         prompts: dict[tuple[str, ...], tuple[SampledPrompt, GenSettings]] = {}
         members: dict[SampledPrompt, list[int]] = defaultdict(list)
         settings = []
-        for at, request in enumerate(requests):
+        for request_index, request in enumerate(requests):
             context, gen_kwargs, *extra = request.args
             images = load_images(self._images, extra[0]) if extra else []
             text = context, repr(gen_kwargs), *(image.digest for image in images)
             if text not in prompts:
                 prompts[text] = self._prompt(context, gen_kwargs, images)
             prompt, own_settings = prompts[text]
-            members[prompt].append(at)
+            members[prompt].append(request_index)
             settings.append(own_settings)
         answers: dict[int, str] = {}
         samples = self._answers.samples(
             {prompt: len(indices) for prompt, indices in members.items()}
         )
         kind = "generate_until"
-        for prompt, index, tokens in _show_progress(samples, len(requests), kind, disable_tqdm):
-            at = members[prompt][index]
-            answers[at] = self._texts.answer(tokens, settings[at].until)
-            self.cache_hook.add_partial(kind, requests[at].args, answers[at])
-        return [answers[at] for at in range(len(requests))]
+        for prompt, sample_index, tokens in _show_progress(
+            samples, len(requests), kind, disable_tqdm
+        ):
+            request_index = members[prompt][sample_index]
+            answers[request_index] = self._texts.answer(tokens, settings[request_index].until)
+            self.cache_hook.add_partial(kind, requests[request_index].args, answers[request_index])
+        return [answers[request_index] for request_index in range(len(requests))]
 
     def _prompt(
         self, context: str, gen_kwargs: Mapping[str, Any], images: Sequence[PlacedImage] = ()
@@ -284,7 +294,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             max_gen_toks=self.max_gen_toks,
             seed=self._seed,
             eos=self._texts.eos,
-            thinks=self._texts.think,
+            has_reasoning=self._texts.has_reasoning,
             defaults=self._defaults,
         )
         if self._images is not None and images:
@@ -292,8 +302,9 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             room = self.max_length - settings.params.max_tokens
             if len(tokens) > room:
                 raise CapacityError(
-                    f"a prompt with images has {len(tokens):,} tokens, but only {max(room, 0):,} "
-                    "fit beside max_gen_toks; lower max_gen_toks, or raise max_length"
+                    f"a prompt with images has {len(tokens):,} tokens, but max_length minus "
+                    f"max_gen_toks leaves only {max(room, 0):,}; lower max_gen_toks, or raise "
+                    "max_length"
                 )
             return SampledPrompt.of(tokens, settings.params), settings
         tokens = self._texts.encode_prompt(context)

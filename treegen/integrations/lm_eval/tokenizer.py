@@ -59,7 +59,7 @@ class HarnessTokenizer:
         return None if token is None else self._tokenizer.decode([token])
 
     @property
-    def think(self) -> bool:
+    def has_reasoning(self) -> bool:
         """Whether samples begin with reasoning."""
         return self._think_end is not None
 
@@ -118,7 +118,7 @@ Pair = tuple[list[int], list[int]]
 """The token ids of a context and of its continuation."""
 
 
-def fitting(context: list[int], continuation: list[int], max_length: int) -> Pair:
+def truncate_context(context: list[int], continuation: list[int], max_length: int) -> Pair:
     """Return a context, truncated on the left if it is too long, and its continuation.
 
     Args:
@@ -158,7 +158,7 @@ def truncate_prompt(tokens: list[int], max_tokens: int, max_length: int) -> list
     return tokens[-room:]
 
 
-def windows(tokens: Sequence[int], prefix: int | None, max_length: int) -> list[Pair]:
+def split_into_windows(tokens: Sequence[int], prefix: int | None, max_length: int) -> list[Pair]:
     """Split a text into windows of the model's length, each with the tokens before it as context.
 
     Args:

@@ -1,23 +1,24 @@
 """A server that speaks OpenAI's protocol, and a protocol of tree nodes. Needs the extra `serve`.
 
-app.py           the routes and limits
-requests.py      request bodies, checked; errors name the field, with hints at misspelled fields
-responses.py     completions as OpenAI's JSON, whole or streamed
-errors.py        errors as OpenAI's JSON; calls end when their client disconnects
+app.py           routes, API keys and limits
+requests.py      parses request bodies; errors name the field, and suggest the right spelling
+responses.py     converts completions to OpenAI's JSON, whole or streamed
+errors.py        converts errors to OpenAI's JSON; cancels calls whose client disconnects
 metrics.py       metrics for Prometheus
 sockets.py       the socket that the server listens on
-run.py           the server process
-weights.py       new weights from checkpoints below one folder
+run.py           runs the server process, until a signal stops it
+weights.py       loads new weights from checkpoints below one folder
 
-node_types.py    the protocol of nodes
-node_params.py   its sampling parameters, and limits of each API key
-node_routes.py   the routes of nodes; answers stored by idempotency keys
-node_batch.py    several operations of one request
-node_calls.py    the operations; prompts and appended text are in given_text.py
-node_answers.py  nodes as JSON
-nodes.py         trees, leases and what they take
-openapi.py       the OpenAPI document
+node_types.py    the JSON of requests for nodes, and of their responses
+node_params.py   sampling parameters of nodes, and limits of each API key
+node_routes.py   routes of nodes, and responses that are stored by idempotency keys
+node_batch.py    runs several operations of one request
+node_calls.py    runs single operations, such as sample and extend
+given_text.py    checks and renders prompts, and text that clients append to nodes
+node_answers.py  converts nodes, scores and usage to JSON
+nodes.py         trees of nodes, with their leases, and the memory of each client
+openapi.py       the OpenAPI document of the routes of nodes
 
-search.py           chats answered by searches
-search_requests.py  their requests and limits
+search.py           answers chats by searches
+search_requests.py  parses requests for searches, and has their limits
 """

@@ -67,8 +67,8 @@ _TOKENS: Final = (
     "return_token_ids=true; "
 )
 _ONLY_TEXT: Final = "the server generates and scores text; "
-# Routes of other servers that clients ask for, and what to use.
-_ELSEWHERE: Final = {
+# Beginnings of routes of other servers that clients request, and what to use.
+_ROUTE_ADVICE: Final = {
     "/v1/responses": _CHATS,
     "/v1/messages": _CHATS,
     "/v1/search": "the base_url of a search is /v1/search/METHOD, for chat completions; ",
@@ -95,7 +95,7 @@ class Server:
         api_key: str | Sequence[str] | None = None,
         max_body: int = 16 * 2**20,
         body_seconds: float = 30.0,
-        usual: Mapping[str, Any] = MappingProxyType({}),
+        default_params: Mapping[str, Any] = MappingProxyType({}),
         nodes: NodeLimits | None = None,
         verifier: Verifier | None = None,
         searches: SearchMethods | None = None,
@@ -111,7 +111,7 @@ class Server:
                 key are invisible to the others.
             max_body: Maximum size of a body in bytes.
             body_seconds: Time within which a body must arrive.
-            usual: Sampling parameters of requests that do not give them.
+            default_params: Sampling parameters of requests that do not give them.
             nodes: Limits on nodes, if `served` computes nodes. Default: there are no nodes.
             verifier: Computes rewards of nodes. Default: there are none.
             searches: Prepares searches of chats, if `served` computes nodes. Default: there are no
@@ -131,8 +131,8 @@ class Server:
                 f"{arg('weights_dir=')} requires an API key; set {arg('api_key=')} too"
             )
         self._max_body, self._body_seconds = max_body, body_seconds
-        self._usual = dict(usual)
-        self._started = int(time.time())
+        self._default_params = dict(default_params)
+        self._created = int(time.time())
         self._nodes = (
             NodeRoutes(
                 served,
@@ -150,8 +150,8 @@ class Server:
                 served,
                 searches,
                 name=name,
-                room=self._count_usable_tokens(),
-                usual=self._usual,
+                max_reply_tokens=self._count_usable_tokens(),
+                default_params=self._default_params,
                 limits=search_limits or SearchLimits(),
             )
         self._metrics = Metrics(served, self._nodes.store if self._nodes is not None else None)
@@ -251,23 +251,25 @@ class Server:
         return bytes(body)
 
     async def _answer(self, request: Request, *, is_chat: bool) -> Response:
-        ask = parse_request(await self._body(request), is_chat=is_chat)
-        self._check_model(ask.model)
+        parsed = parse_request(await self._body(request), is_chat=is_chat)
+        self._check_model(parsed.model)
         served = self._served
         if is_chat:
             check_chat_template(served.llm.tokenizer)
-        prompts, params = (
-            ask.prompts(),
-            ask.params(self._count_usable_tokens(), self._usual, self._grammar(ask)),
-        )
+        prompts, grammar = parsed.prompts(), self._tool_grammar(parsed)
+        params = parsed.params(self._count_usable_tokens(), self._default_params, grammar)
         for prompt in prompts:
             check_no_images(prompt, served.llm.images)
-        answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
-        how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
-        if not ask.stream:
-            encoding = self._encode_answer(answer, prompts, params if ask.is_sampled else None, how)
+        answer = CompletionResponse(parsed, params.n, self._name, served.text, served.replies)
+        how: Any = {
+            "tools": parsed.shown_tools,
+            "chat_template_kwargs": parsed.chat_template_kwargs,
+        }
+        if not parsed.stream:
+            sampling = params if parsed.is_sampled else None
+            encoding = self._encode_answer(answer, prompts, sampling, how)
             return stream_json(await cancel_on_disconnect(request, encoding))
-        items = served.stream(prompts, params, **how, parts=ask.parses_reply, first=ask.first)
+        items = served.stream(prompts, params, **how, parts=parsed.parses_reply, first=parsed.first)
         # Await the first item, so that an error becomes the status and not part of the stream.
         first = await cancel_on_disconnect(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
@@ -291,19 +293,20 @@ class Server:
         searches = self._searches
         assert searches is not None
         searches.check_method(request.path_params["method"])
-        ask = searches.parse(request.path_params["method"], await self._body(request))
-        self._check_model(ask.ask.model)
+        parsed = searches.parse(request.path_params["method"], await self._body(request))
+        self._check_model(parsed.chat.model)
         with ExitStack() as stack:
-            stack.enter_context(searches.take_place(request.state.client))
-            prepared = await cancel_on_disconnect(request, searches.prepare(ask))
-            if ask.ask.stream:
+            stack.enter_context(searches.count_running(request.state.client))
+            prepared = await cancel_on_disconnect(request, searches.prepare(parsed))
+            if parsed.chat.stream:
                 return SearchStream(searches.stream(prepared), stack.pop_all())
             answer = await cancel_on_disconnect(request, searches.answer(prepared))
         return stream_json(await asyncio.to_thread(encode_json, answer))
 
     async def _update_weights(self, request: Request) -> Response:
         assert self._weights is not None
-        return json_response(await self._weights.update(await self._body(request)))
+        updating = self._weights.update(await self._body(request))
+        return json_response(await cancel_on_disconnect(request, updating))
 
     def close(self) -> None:
         """End the thread of searches; from now on, the LLM keeps its images."""
@@ -319,13 +322,15 @@ class Server:
                 f"the model {name!r:.80} is not served; use the model {self._name!r}",
             )
 
-    def _grammar(self, ask: CompletionRequest) -> str | None:
-        """Return the grammar of the tool call that the model has to make; None without one."""
-        if not ask.must_call or not ask.tools:
+    def _tool_grammar(self, request: CompletionRequest) -> str | None:
+        """Return the grammar of the tool call that the model must make; None without one."""
+        if not request.must_call or not request.tools:
             return None
-        is_single = not ask.parallel_tool_calls
+        is_single = not request.parallel_tool_calls
         try:
-            return self._served.replies.call_grammar(ask.tools, ask.called, is_single=is_single)
+            return self._served.replies.call_grammar(
+                request.tools, request.forced_tool, is_single=is_single
+            )
         except InputError as error:
             raise RequestError(str(error), "tool_choice") from None
 
@@ -344,18 +349,22 @@ class Server:
             params: Sampling parameters; None samples nothing.
             how: Further arguments for the model, such as tools.
         """
-        ask, completions = answer.ask, list[list[Completion]]()
+        request, completions = answer.request, list[list[Completion]]()
         scores: list[Score | None] = []
-        if params is None or ask.num_prompt_top is not None:
-            read = await self._served.encode(prompts, **how)
-            ask.check_told(sum(map(len, read)))
+        if params is None or request.num_prompt_top is not None:
+            prompt_tokens = await self._served.encode(prompts, **how)
+            request.check_prompt_logprobs(sum(map(len, prompt_tokens)))
         if params is not None:
-            read, completions = await self._served.generate(prompts, params, **how, first=ask.first)
+            prompt_tokens, completions = await self._served.generate(
+                prompts, params, **how, first=request.first
+            )
             scores = [samples[0].prompt_logprobs for samples in completions]
-        answer.prompts = [tokens.tolist() for tokens in read]
-        if params is None and ask.num_prompt_top is not None:
+        answer.prompts = [tokens.tolist() for tokens in prompt_tokens]
+        if params is None and request.num_prompt_top is not None:
             long = [tokens for tokens in answer.prompts if len(tokens) > 1]
-            scored = iter(await self._served.score(long, top=ask.num_prompt_top) if long else ())
+            scored = iter(
+                await self._served.score(long, top=request.num_prompt_top) if long else ()
+            )
             scores = [next(scored) if len(tokens) > 1 else None for tokens in answer.prompts]
         # Encoding many log-probabilities takes a while, so do it without blocking other requests.
         return await asyncio.to_thread(
@@ -368,7 +377,7 @@ class Server:
         card = {
             "id": self._name,
             "object": "model",
-            "created": self._started,
+            "created": self._created,
             "owned_by": "treegen",
             "max_model_len": self._served.llm.spec.context_length,
         }
@@ -406,7 +415,7 @@ async def _events(
             async for index, item in items:
                 for piece in answer.pieces(index, item):
                     yield encode_event(piece)
-            if answer.ask.stream_options.include_usage:
+            if answer.request.stream_options.include_usage:
                 yield encode_event(answer.usage_piece())
             yield b"data: [DONE]\n\n"
         except Exception as error:
@@ -438,7 +447,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
     path = request.url.path
     message, headers = f"{request.method} {path}: {error.detail}", dict(error.headers or {})
     if error.status_code == 404:
-        advice = next((hint for start, hint in _ELSEWHERE.items() if path.startswith(start)), "")
+        advice = next((hint for start, hint in _ROUTE_ADVICE.items() if path.startswith(start)), "")
         message = f"there is no {request.method} {path} here; {advice}{_ROUTES}"
     elif error.status_code == 405:
         routes = (route for route in request.app.routes if isinstance(route, Route))

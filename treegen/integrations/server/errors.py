@@ -1,4 +1,4 @@
-"""Errors as answers in OpenAI's form, and the end of calls whose client disconnects."""
+"""Converts errors to OpenAI's JSON, and cancels calls whose client disconnects."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -18,15 +18,16 @@ from treegen.errors import BusyError, CapacityError, ContextError, InputError, S
 from treegen.integrations.server.node_types import CONTEXT_ERROR
 from treegen.integrations.server.requests import RequestError, field_of
 
+_Result = TypeVar("_Result")
 _LOG: Final = logging.getLogger("treegen.integrations.server")
 _RETRY_AFTER: Final = 1  # seconds
 # Bytes of one piece of an answer. A client must read a piece in time before the next is written.
 # With smaller pieces a client that reads almost nothing could keep a large answer in memory for
 # hours.
-_PIECE: Final = 2**20
+_PIECE_BYTES: Final = 2**20
 _MAX_MESSAGE_CHARS: Final = 1_000  # characters of an error message, which may quote the request
 _ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
-_OPTIONS: Final = {
+_SERVER_OPTIONS: Final = {
     "load the model with chat_template='TEMPLATE'": (
         "start the server with --chat-template TEMPLATE"
     ),
@@ -34,9 +35,15 @@ _OPTIONS: Final = {
     "(max_waiting plus max_rows)": "(--max-waiting plus --max-rows)",
 }
 """Texts in the library's messages that name arguments, and the same with the server's options."""
-_BETWEEN: Final = re.compile(r"(?:, or |, )(?![^(]*\))")  # between remedies, not in brackets
-_GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
-_KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+# Separates remedies, unless it is in brackets.
+_REMEDY_SEPARATOR: Final = re.compile(r"(?:, or |, )(?![^(]*\))")
+# Status of a request whose client has disconnected, as in nginx.
+_CLIENT_CLOSED_REQUEST: Final = 499
+_ERROR_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    429: "rate_limit_error",
+}
 
 
 class StatusError(RequestError):
@@ -82,7 +89,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
 def make_error_response(error: Exception) -> Response:
     """Return the response for an error."""
     if isinstance(error, ClientDisconnect):
-        return Response(status_code=_GONE)
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
     details = describe_error(error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, BusyError):
@@ -102,7 +109,7 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 
 def _make_error(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"message": message[:_MAX_MESSAGE_CHARS], "type": kind, "param": param, "code": status}
 
 
@@ -115,12 +122,12 @@ def for_client(message: str) -> str:
     problem, semicolon, advice = _name_options(message).rpartition("; ")
     if not semicolon or not _ARGUMENT.search(advice):
         return f"{problem}{semicolon}{advice}"
-    remedies = [part for part in _BETWEEN.split(advice) if not _ARGUMENT.search(part)]
+    remedies = [part for part in _REMEDY_SEPARATOR.split(advice) if not _ARGUMENT.search(part)]
     return f"{problem}; {', or '.join(remedies) or 'remove it'}"
 
 
 def _name_options(message: str) -> str:
-    for argument, option in _OPTIONS.items():
+    for argument, option in _SERVER_OPTIONS.items():
         message = message.replace(argument, option)
     return message
 
@@ -142,8 +149,8 @@ def stream_json(body: bytes) -> Response:
     """Stream JSON in pieces, so that the time limit for a slow client applies to each piece."""
 
     async def pieces() -> AsyncGenerator[bytes, None]:
-        for start in range(0, len(body), _PIECE):
-            yield body[start : start + _PIECE]
+        for start in range(0, len(body), _PIECE_BYTES):
+            yield body[start : start + _PIECE_BYTES]
 
     headers = {"content-length": str(len(body))}
     return StreamingResponse(pieces(), headers=headers, media_type="application/json")
@@ -163,17 +170,40 @@ def encode_json(value: Any) -> bytes:
 async def cancel_on_disconnect(request: Request, call: Awaitable[Any]) -> Any:
     """Return the result of a call, which is cancelled when the client disconnects."""
     work = asyncio.ensure_future(call)
-    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
         raise ClientDisconnect
     finally:
-        for task in (work, gone):
+        for task in (work, disconnect):
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
+
+
+async def run_exclusively(
+    lock: asyncio.Lock, call: Callable[[], Coroutine[Any, Any, _Result]]
+) -> _Result:
+    """Return the result of a call that holds a lock until it ends, also if the caller is cancelled.
+
+    If the caller is cancelled while it waits for the lock, the call does not start.
+
+    Args:
+        lock: The lock.
+        call: Returns the coroutine to run.
+    """
+    await lock.acquire()
+    task = asyncio.create_task(call())
+
+    def end(task: asyncio.Task[_Result]) -> None:
+        lock.release()
+        if not task.cancelled():
+            task.exception()  # so that asyncio does not report the error if the caller is gone
+
+    task.add_done_callback(end)
+    return await asyncio.shield(task)
 
 
 async def _wait_for_disconnect(request: Request) -> None:

@@ -36,7 +36,7 @@ _LIMITS: Final[dict[str, tuple[str, str, str]]] = {
     "string_too_long": ("have at most", "max_length", " character"),
 }
 """pydantic's kinds of errors, with the relation to a limit, the limit's name, and its unit."""
-_INSTEAD: Final = {
+_FIELD_ADVICE: Final = {
     "best_of": "use n",
     "cache_salt": "remove it: all clients of the server share the cached prefixes of prompts",
     "chat_template": "start treegen serve with --chat-template TEMPLATE, because a request cannot "
@@ -67,13 +67,13 @@ def hint_field(name: str, known: Iterable[str]) -> str:
         known: The fields that the request can have.
     """
     known = list(known)
-    ours, advice = advise_foreign(name, known)
-    advice = Message({**REQUEST_ADVICE, **_INSTEAD}.get(name, advice))
+    own_name, advice = advise_foreign(name, known)
+    advice = Message({**REQUEST_ADVICE, **_FIELD_ADVICE}.get(name, advice))
     if advice:
         _, _, without_reason = advice.partition(" not supported; ")
         return f"; {without_reason or advice}".replace("remove this argument", "remove it")
-    if ours is not None:
-        return f"; did you mean {ours!r}?"
+    if own_name is not None:
+        return f"; did you mean {own_name!r}?"
     return did_you_mean(name[:80], known) or "; remove it"
 
 
@@ -94,19 +94,23 @@ def describe_field_error(
     param = name_field(errors[0]["loc"], name, operations)
     same = [one for one in errors if name_field(one["loc"], name, operations) == param]
     # The value fits the type of at most one member of a union, and that error says most.
-    fitting = [one for one in same if not _is_type(one)]
+    fitting = [one for one in same if not _is_type_error(one)]
     first = fitting[0] if fitting else same[0]
     field = param or "the body"
     loc = [str(part)[:80] for part in first["loc"] if part not in _MEMBERS]
     if loc and loc[-1] == "[key]":
         holder = field.removesuffix(f".{loc[-2]}")
-        return f"the key {loc[-2]!r} of {holder} must {_need([first])}", param, first
+        return (
+            f"the key {loc[-2]!r} of {holder} must {_describe_requirement([first])}",
+            param,
+            first,
+        )
     if first["type"] == "missing":
         return f"{field} is missing; add {field}", param, first
     if first["type"] == "extra_forbidden":
         return f"{field} is not supported; remove it", param, first
-    if need := _need(fitting[:1] or same):
-        return f"{field} must {need}{_got(first['input'])}", param, first
+    if requirement := _describe_requirement(fitting[:1] or same):
+        return f"{field} must {requirement}{_describe_value(first['input'])}", param, first
     return f"{field} cannot be used: {first['msg']}; change or remove it", param, first
 
 
@@ -118,23 +122,23 @@ def name_field(loc: Sequence[Any], name: str = "", operations: Container[str] = 
         name: Name of the outermost object in the request. Default: it is the body.
         operations: As for `describe_field_error`.
     """
-    where: list[str] = [name] if name else []
+    names: list[str] = [name] if name else []
     for part in map(str, loc):
         if not part.replace("_", "").isalnum() or part in _MEMBERS:
             break  # a member of a union
-        if not (len(where) == 2 and where[0] == "operations" and part in operations):
-            where.append(part[:80])
-    return ".".join(where) or None
+        if not (len(names) == 2 and names[0] == "operations" and part in operations):
+            names.append(part[:80])
+    return ".".join(names) or None
 
 
-def _is_type(error: Mapping[str, Any]) -> bool:
+def _is_type_error(error: Mapping[str, Any]) -> bool:
     """Return whether a value has the wrong type, or is none of a few, and not the wrong size."""
     kind, _, rest = error["type"].partition("_")
     is_type = kind in _TYPES and rest in ("type", "parsing", "from_float")
     return is_type or error["type"] == "literal_error"
 
 
-def _need(errors: Sequence[Mapping[str, Any]]) -> str:
+def _describe_requirement(errors: Sequence[Mapping[str, Any]]) -> str:
     """Return what a value must be or have, such as "be a list"; "" for other kinds of errors.
 
     Args:
@@ -146,7 +150,7 @@ def _need(errors: Sequence[Mapping[str, Any]]) -> str:
         limit = details[name]
         number = f"{int(limit) if limit == int(limit) else limit:,}"
         return f"{relation} {number}{unit}{'s' if unit and limit != 1 else ''}"
-    if not all(map(_is_type, errors)):
+    if not all(map(_is_type_error, errors)):
         return ""
     names = [
         error["ctx"]["expected"]
@@ -160,7 +164,7 @@ def _need(errors: Sequence[Mapping[str, Any]]) -> str:
     return f"be {names[0]}"
 
 
-def _got(value: object) -> str:
+def _describe_value(value: object) -> str:
     """Return ", got VALUE" for a value of a request, in JSON's terms."""
     if isinstance(value, bool):
         return f", got {str(value).lower()}"

@@ -52,29 +52,29 @@ class GivenText:
         """Create an object for the tokenizer and the context of a model."""
         self._served, self._bound = served, TokenLowerBound(served.llm.tokenizer)
 
-    def read_root(self, ask: RootFields) -> RootPrompt:
+    def read_root(self, fields: RootFields) -> RootPrompt:
         """Return the prompt of a request.
 
         Raises:
             RequestError: The request has no prompt or several, or the model reads no messages.
         """
-        if (ask.prompt is None) == (ask.messages is None):
+        if (fields.prompt is None) == (fields.messages is None):
             raise RequestError("pass exactly one of prompt and messages", "prompt")
-        if "chat_template" in (ask.chat_template_kwargs or {}):
+        if "chat_template" in (fields.chat_template_kwargs or {}):
             raise RequestError(
                 "chat_template_kwargs must not contain chat_template; remove chat_template",
                 "chat_template_kwargs",
             )
-        if ask.messages is None:
-            if ask.tools or ask.chat_template_kwargs:
+        if fields.messages is None:
+            if fields.tools or fields.chat_template_kwargs:
                 raise RequestError(
                     "tools and chat_template_kwargs are supported only with messages", "tools"
                 )
-            check_no_images(ask.prompt, self._served.llm.images)
-            return RootPrompt("prompt", ask.prompt, (), {})
+            check_no_images(fields.prompt, self._served.llm.images)
+            return RootPrompt("prompt", fields.prompt, (), {})
         check_chat_template(self._served.llm.tokenizer)
-        messages = [read_message(message) for message in ask.messages]
-        template = chat_arguments(ask.tools, ask.chat_template_kwargs)
+        messages = [read_message(message) for message in fields.messages]
+        template = chat_arguments(fields.tools, fields.chat_template_kwargs)
         return RootPrompt("messages", messages, messages, template)
 
     async def encode_root(self, client: Client, prompt: RootPrompt) -> Request:
@@ -87,30 +87,30 @@ class GivenText:
         return request
 
     @staticmethod
-    def field_of(ask: ExtendFields) -> str:
+    def field_of(fields: ExtendFields) -> str:
         """Return the field that has the text of an extension.
 
         Raises:
             RequestError: The request has none or several.
         """
-        fields = [name for name in _CONTENTS if getattr(ask, name) is not None]
-        if len(fields) != 1:
+        names = [name for name in _CONTENTS if getattr(fields, name) is not None]
+        if len(names) != 1:
             raise RequestError("pass exactly one of text, parts and messages", "text")
-        return fields[0]
+        return names[0]
 
-    async def encode_extension(self, node: ServedNode, ask: ExtendFields) -> AppendedText:
+    async def encode_extension(self, node: ServedNode, fields: ExtendFields) -> AppendedText:
         """Return the text that a request appends to a node, encoded in a thread."""
         content: Any = None
         images: Sequence[PlacedImage] = ()
-        param = self.field_of(ask)
-        if ask.text is not None:
-            content = ask.text
-            self.check(param, ask.text)
-        elif ask.parts is not None:
-            content = [read_part(part, "parts") for part in ask.parts]
+        param = self.field_of(fields)
+        if fields.text is not None:
+            content = fields.text
+            self.check(param, fields.text)
+        elif fields.parts is not None:
+            content = [read_part(part, "parts") for part in fields.parts]
             self.check(param, *(part.get("text", "") for part in content))
         else:
-            turns = [read_message(message) for message in ask.messages or ()]
+            turns = [read_message(message) for message in fields.messages or ()]
         async with node.tree.client.encoding:
             with name_field_in_errors(param):
                 if param == "messages":

@@ -66,7 +66,7 @@ class Metrics(Collector):
 
     @staticmethod
     def _collect_nodes(nodes: NodeStore) -> Any:
-        """Yield what the nodes of each client take; clients are numbered as their API keys."""
+        """Yield the memory of each client's nodes; clients have the numbers of their API keys."""
         for name, description in (
             ("nodes", "Nodes that clients hold."),
             ("tokens", "Tokens of the nodes."),

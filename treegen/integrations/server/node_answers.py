@@ -1,4 +1,4 @@
-"""Nodes, scores and usage as the JSON of the protocol of nodes."""
+"""Converts nodes, scores and usage to the JSON of the protocol of nodes."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ def count_cached(node: ServedNode) -> int:
     return total
 
 
-def check_answer_size(asks: Sequence[ScoreFields]) -> None:
-    """Raise RequestError if the scores that a request asks for may be too many for one answer."""
-    num_logprobs = sum(sum(map(len, ask.texts)) * (ask.top + 1) for ask in asks)
+def check_answer_size(operations: Sequence[ScoreFields]) -> None:
+    """Raise RequestError if the scores of some operations may be too many for one response."""
+    num_logprobs = sum(sum(map(len, op.texts)) * (op.top + 1) for op in operations)
     if num_logprobs > _MAX_LOGPROBS:
         raise RequestError(
             f"the request may return {num_logprobs:,} log-probabilities, more than the limit of "
             f"{_MAX_LOGPROBS:,} per response; score fewer texts, or request fewer alternatives",
-            "top" if any(ask.top for ask in asks) else "texts",
+            "top" if any(op.top for op in operations) else "texts",
         )

@@ -42,15 +42,15 @@ class BatchRunner:
         """Create a runner; `calls` runs the operations."""
         self._calls = calls
 
-    async def run(self, client: Client, ask: BatchRequest, changes: Changes) -> BatchAnswer:
+    async def run(self, client: Client, request: BatchRequest, changes: Changes) -> BatchAnswer:
         """Run several operations, which may name nodes that earlier ones make.
 
         Args:
             client: The client.
-            ask: The request.
+            request: The request.
             changes: Records what the batch changes.
         """
-        operations = ask.operations
+        operations = request.operations
         for index, operation in enumerate(operations):
             for needed in _find_references(operation):
                 if needed >= index:
@@ -60,14 +60,17 @@ class BatchRunner:
                         "use only results of earlier operations",
                         f"operations.{index}.{field}",
                     )
-        check_answer_size([ask for ask in operations if isinstance(ask, ScoreOperation)])
+        check_answer_size([op for op in operations if isinstance(op, ScoreOperation)])
         tasks: list[asyncio.Task[Result]] = []
+        last_drop = 0
         try:
-            for operation in operations:
-                is_last = isinstance(operation, DropOperation)
-                named = {tasks[index] for index in _find_references(operation)}
-                awaited = tasks.copy() if is_last else [t for t in tasks if t in named]
-                run = self._run_operation(client, operation, tasks.copy(), awaited, changes)
+            for index, operation in enumerate(operations):
+                if isinstance(operation, DropOperation):
+                    # The last drop awaits all operations before it.
+                    awaited, last_drop = tasks[last_drop:], index
+                else:
+                    awaited = [tasks[needed] for needed in set(_find_references(operation))]
+                run = self._run_operation(client, operation, index, tasks, awaited, changes)
                 tasks.append(asyncio.ensure_future(run))
             results = [await task for task in tasks]
         finally:
@@ -80,7 +83,8 @@ class BatchRunner:
         self,
         client: Client,
         operation: Operation,
-        earlier: Sequence[asyncio.Task[Result]],
+        index: int,
+        tasks: Sequence[asyncio.Task[Result]],
         awaited: Sequence[asyncio.Task[Result]],
         changes: Changes,
     ) -> Result:
@@ -89,15 +93,16 @@ class BatchRunner:
         Args:
             client: The client.
             operation: The operation.
-            earlier: The earlier operations.
-            awaited: Those that must have ended.
+            index: Its index in the batch.
+            tasks: The operations of the batch, of which the earlier ones exist already.
+            awaited: Operations that must end first.
             changes: Records what the batch changes.
         """
         calls, operation_changes = self._calls, Changes()
         try:
             if awaited:
                 await asyncio.wait(awaited)
-            find = partial(self._find, client, earlier)
+            find = partial(self._find, client, tasks)
             match operation:
                 case RootOperation():
                     return await calls.root(client, operation, operation_changes)
@@ -122,7 +127,7 @@ class BatchRunner:
             operation_changes.undo(self._calls.store)
             details = ErrorDetails(**describe_error(error))
             if details.param is not None:
-                details.param = f"operations.{len(earlier)}.{details.param}"
+                details.param = f"operations.{index}.{details.param}"
             return FailedOperation(error=details)
         finally:
             changes.nodes += operation_changes.nodes
@@ -131,7 +136,7 @@ class BatchRunner:
     def _find(
         self,
         client: Client,
-        earlier: Sequence[asyncio.Task[Result]],
+        tasks: Sequence[asyncio.Task[Result]],
         name: str,
         param: str = "node",
     ) -> ServedNode:
@@ -139,14 +144,14 @@ class BatchRunner:
 
         Args:
             client: The client.
-            earlier: The earlier operations.
+            tasks: The operations of the batch.
             name: The id or the reference.
             param: Field of the request that has it.
         """
         reference = _REFERENCE.fullmatch(name)
         if reference is None:
             return self._calls.store.find(client, name, param)
-        result = earlier[int(reference[1])].result()
+        result = tasks[int(reference[1])].result()
         answers: list[NodeAnswer] = []
         if isinstance(result, SampleResult):
             answers = result.nodes

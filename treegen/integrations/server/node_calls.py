@@ -16,7 +16,7 @@ from pydantic_core import PydanticSerializationError
 from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import StoppedError
-from treegen.integrations.server.errors import StatusError
+from treegen.integrations.server.errors import StatusError, run_exclusively
 from treegen.integrations.server.given_text import (
     GivenText,
     name_params_in_errors,
@@ -95,20 +95,20 @@ class NodeCalls:
 
     # Operations
 
-    async def root(self, client: Client, ask: RootFields, changes: Changes) -> NodeResult:
+    async def root(self, client: Client, fields: RootFields, changes: Changes) -> NodeResult:
         """Create the root of a tree.
 
         Args:
             client: The client.
-            ask: The request.
+            fields: The request.
             changes: Records what the operation changes.
         """
-        prompt = self.texts.read_root(ask)
-        seed = secrets.randbits(48) if ask.seed is None else ask.seed
+        prompt = self.texts.read_root(fields)
+        seed = secrets.randbits(48) if fields.seed is None else fields.seed
         with name_params_in_errors():
-            params = merge_params(SamplingParams(seed=seed), ask.params)
+            params = merge_params(SamplingParams(seed=seed), fields.params)
         try:
-            size = len(ask.params.model_dump_json(exclude_none=True))
+            size = len(fields.params.model_dump_json(exclude_none=True))
         except PydanticSerializationError:
             raise RequestError(
                 "params are nested too deeply; use a flatter schema", "params"
@@ -123,7 +123,7 @@ class NodeCalls:
             request = await self.texts.encode_root(client, prompt)
             tokens = request.tokens
             with self.store.reserve(client, 0, len(tokens), (None, prompt.field)):
-                content = ask.prompt if isinstance(ask.prompt, str) else tokens.tolist()
+                content = fields.prompt if isinstance(fields.prompt, str) else tokens.tolist()
 
                 async def begin(backend: LiveBackend) -> tuple[LiveBackend, LiveContext]:
                     # The request holds the prompt's images until its segment does.
@@ -132,17 +132,17 @@ class NodeCalls:
                 backend, context = await self._served.call_nodes(
                     begin, discard=lambda result: result[0].release(result[1])
                 )
-        origin = ask.name
+        origin = fields.name
         if origin is None:
             counter, digest = DrawCounter(), hash_prompt(tokens)
-            counter.advance(f"{digest} searched", ask.repeat)
+            counter.advance(f"{digest} searched", fields.repeat)
             origin = counter.origin_of_search(digest)
         tree = Tree(
             client,
             backend,
             origin,
             params,
-            self.store.lease(ask.lease_seconds),
+            self.store.lease(fields.lease_seconds),
             content if isinstance(content, str) else None,
         )
         # Only later turns need them. What is far larger than its tokens is not kept, because tokens
@@ -157,36 +157,36 @@ class NodeCalls:
         return NodeResult(node=describe_node(node), memory=self.store.memory(client))
 
     async def sample(
-        self, client: Client, node: ServedNode, ask: SampleFields, changes: Changes
+        self, client: Client, node: ServedNode, fields: SampleFields, changes: Changes
     ) -> SampleResult:
         """Draw children of a node.
 
         Args:
             client: The client.
             node: The node.
-            ask: The request.
+            fields: The request.
             changes: Records what the operation changes.
         """
-        with self._sampling(client, node, ask, changes) as (params, first, _):
-            samples, usage = await self._draw(node, range(first, first + ask.n), params)
+        with self._sampling(client, node, fields, changes) as (params, first, _):
+            samples, usage = await self._draw(node, range(first, first + fields.n), params)
             nodes = self._add_samples(node, first, samples, changes)
         return SampleResult(nodes=nodes, usage=usage, memory=self.store.memory(client))
 
     async def stream(
-        self, client: Client, node: ServedNode, ask: SampleFields
+        self, client: Client, node: ServedNode, fields: SampleFields
     ) -> AsyncGenerator[NodeAnswer | NodeUsage, None]:
         """Draw children of a node, and yield each as soon as it has ended, then the usage.
 
         Args:
             client: The client.
             node: The node.
-            ask: The request.
+            fields: The request.
         """
         changes = Changes()
-        with self._sampling(client, node, ask, changes) as (params, first, room):
+        with self._sampling(client, node, fields, changes) as (params, first, reserved):
             draws = {
                 asyncio.ensure_future(self._draw(node, range(index, index + 1), params)): index
-                for index in range(first, first + ask.n)
+                for index in range(first, first + fields.n)
             }
             usages, waiting = [], set(draws)
             try:
@@ -196,7 +196,7 @@ class NodeCalls:
                         waiting.discard(task)
                         samples, usage = task.result()
                         usages.append(usage)
-                        room.give_back(1, room.tokens // room.nodes)
+                        reserved.release_part(1, reserved.tokens // reserved.nodes)
                         for answer in self._add_samples(node, draws[task], samples, changes):
                             yield answer
             except BaseException:
@@ -212,22 +212,22 @@ class NodeCalls:
         yield sum_usages(usages)
 
     async def extend(
-        self, client: Client, node: ServedNode, ask: ExtendFields, changes: Changes
+        self, client: Client, node: ServedNode, fields: ExtendFields, changes: Changes
     ) -> NodeResult:
         """Append given text to a node.
 
         Args:
             client: The client.
             node: The node.
-            ask: The request.
+            fields: The request.
             changes: Records what the operation changes.
         """
         self.store.check_depth(node)
-        field = self.texts.field_of(ask)
+        field = self.texts.field_of(fields)
         tree = node.tree
         with tree.in_use(), self.store.reserve(client, 1, 0):
-            index = changes.take(node, "num_extended", ask.index, 1)
-            encoded = await self.texts.encode_extension(node, ask)
+            index = changes.take(node, "num_extended", fields.index, 1)
+            encoded = await self.texts.encode_extension(node, fields)
             self._check_live(node)
 
             async def begin(backend: LiveBackend) -> LiveContext:
@@ -243,33 +243,33 @@ class NodeCalls:
             except BaseException:
                 self._served.release(tree.backend, [context])
                 raise
-            child = self.store.add_child(node, index, context, ask.text or "")
+            child = self.store.add_child(node, index, context, fields.text or "")
         changes.nodes.append(child)
         return NodeResult(node=describe_node(child), memory=self.store.memory(client))
 
-    async def score(self, client: Client, node: ServedNode, ask: ScoreFields) -> ScoreResult:
+    async def score(self, client: Client, node: ServedNode, fields: ScoreFields) -> ScoreResult:
         """Return the log-likelihoods of continuations of a node.
 
         Args:
             client: The client.
             node: The node.
-            ask: The request.
+            fields: The request.
         """
-        check_answer_size([ask])
-        if not all(ask.texts):
+        check_answer_size([fields])
+        if not all(fields.texts):
             raise RequestError("a text is empty; send at least one token to score", "texts")
         tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
 
         async def begin(backend: LiveBackend) -> list[Score]:
             return await _backend_of(tree, backend).score(
-                node.context, encoded, search, top=ask.top
+                node.context, encoded, search, top=fields.top
             )
 
         with tree.in_use():
-            encoded = await self.texts.encode_scored(node, ask.texts)
+            encoded = await self.texts.encode_scored(node, fields.texts)
             self._check_live(node)
-            scores = await self._call(node, begin, rows=len(ask.texts))
-        if len(scores) < len(ask.texts):
+            scores = await self._call(node, begin, rows=len(fields.texts))
+        if len(scores) < len(fields.texts):
             raise StoppedError("the server is stopping and did not finish this call")
         return ScoreResult(
             scores=[describe_score(score) for score in scores],
@@ -284,17 +284,14 @@ class NodeCalls:
             raise StatusError(400, "the server has no verifier; restart it with --verifier", "op")
         texts = [read_judged_text(node) for node in nodes]
 
-        async def verify() -> list[float]:
-            async with self._verifying:
-                return await asyncio.to_thread(
-                    lambda: compute_values(verifier, [verifier.encode(*text) for text in texts])
-                )
+        def verify() -> list[float]:
+            return compute_values(verifier, [verifier.encode(*text) for text in texts])
 
         with ExitStack() as used:
             for tree in {node.tree for node in nodes}:
                 used.enter_context(tree.in_use())
-            # The thread of a cancelled call goes on, and so keeps the lock.
-            values = await asyncio.shield(asyncio.create_task(verify()))
+            # The thread of a cancelled call goes on, so it keeps the verifier.
+            values = await run_exclusively(self._verifying, lambda: asyncio.to_thread(verify))
         return RewardResult(rewards=values, memory=self.store.memory(client))
 
     async def read(self, client: Client, node: ServedNode) -> ReadResult:
@@ -322,33 +319,36 @@ class NodeCalls:
 
     @contextmanager
     def _sampling(
-        self, client: Client, node: ServedNode, ask: SampleFields, changes: Changes
+        self, client: Client, node: ServedNode, fields: SampleFields, changes: Changes
     ) -> Iterator[tuple[SamplingParams, int, Reservation]]:
-        """Check a sample operation; yield its parameters, the first index, and the room for it.
+        """Check a sample operation; yield its parameters, its first index, and its reservation.
 
         Args:
             client: The client.
             node: The node.
-            ask: The request.
+            fields: The request.
             changes: Records the indices.
         """
         with name_params_in_errors():
-            params = merge_params(node.tree.params, ask.params)
-        if ask.n > self.store.limits.max_node_samples:
+            params = merge_params(node.tree.params, fields.params)
+        if fields.n > self.store.limits.max_node_samples:
             raise RequestError(f"n must be at most {self.store.limits.max_node_samples:,}", "n")
-        if params.temperature == 0 and ask.n > 1:
+        if params.temperature == 0 and fields.n > 1:
             raise RequestError(
                 "at temperature 0, all n children are the same; sample with n=1", "n"
             )
         self.store.check_depth(node)
-        room = max(self._served.llm.spec.context_length - node.context.num_tokens, 0)
+        num_left = max(self._served.llm.spec.context_length - node.context.num_tokens, 0)
         with (
             node.tree.in_use(),
             self.store.reserve(
-                client, ask.n, ask.n * min(params.max_tokens, room), ("n", "params.max_tokens")
+                client,
+                fields.n,
+                fields.n * min(params.max_tokens, num_left),
+                ("n", "params.max_tokens"),
             ) as reserved,
         ):
-            yield params, changes.take(node, "num_drawn", ask.first, ask.n), reserved
+            yield params, changes.take(node, "num_drawn", fields.first, fields.n), reserved
 
     async def _draw(
         self, node: ServedNode, indices: range, params: SamplingParams

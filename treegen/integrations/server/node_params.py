@@ -122,17 +122,17 @@ def read_structure(fields: Mapping[str, Any]) -> dict[str, Any]:
     return structure
 
 
-def merge_params(params: SamplingParams, ask: Sampling) -> SamplingParams:
+def merge_params(params: SamplingParams, overrides: Sampling) -> SamplingParams:
     """Return sampling parameters with those of a request in place of their own.
 
     Args:
         params: Sampling parameters.
-        ask: Parameters of a request.
+        overrides: Parameters of a request.
 
     Raises:
         InputError: A parameter cannot be used.
     """
-    fields = ask.model_dump(exclude_none=True)
+    fields = overrides.model_dump(exclude_none=True)
     structure = read_structure(fields)
     if not fields.keys().isdisjoint((*STRUCTURES, *REQUESTED)):
         fields = dict.fromkeys(STRUCTURES) | fields  # a sample has one structure

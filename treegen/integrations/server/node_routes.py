@@ -46,9 +46,9 @@ from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
 
 Handler = Callable[[Request], Awaitable[Response]]
-_Ask = TypeVar("_Ask", bound=BaseModel)
-_LONGEST: Final = 255  # characters of an idempotency key
-_OVERHEAD: Final = 1_000  # bytes that a stored answer takes in addition to its text
+_Body = TypeVar("_Body", bound=BaseModel)
+_MAX_KEY_CHARS: Final = 255  # characters of an idempotency key
+_ANSWER_OVERHEAD_BYTES: Final = 1_000  # bytes that a stored answer takes in addition to its text
 
 
 @dataclass(slots=True, eq=False)
@@ -94,9 +94,10 @@ class StoredAnswers:
         Raises:
             StatusError: The key is too long, or was used for another request.
         """
-        if len(key) > _LONGEST:
+        if len(key) > _MAX_KEY_CHARS:
             raise StatusError(
-                400, f"the idempotency key has more than {_LONGEST} characters; use a shorter key"
+                400,
+                f"the idempotency key has more than {_MAX_KEY_CHARS} characters; use a shorter key",
             )
         self._drop_old()
         digest = hashlib.blake2b(request, digest_size=32).digest()
@@ -120,7 +121,7 @@ class StoredAnswers:
             entry.num_waiting -= 1
         if self._running.get(key) is entry:
             self._stored[key] = self._running.pop(key)
-            entry.size, entry.stored = _OVERHEAD + len(answer), time.monotonic()
+            entry.size, entry.stored = _ANSWER_OVERHEAD_BYTES + len(answer), time.monotonic()
             self._num_bytes += entry.size
             self._drop_old()
         return answer
@@ -162,7 +163,7 @@ class NodeRoutes:
         """
         self.store = NodeStore(served, limits)
         self._calls = NodeCalls(served, self.store, verifier)
-        self._batches = BatchRunner(self._calls)
+        self._batch_runner = BatchRunner(self._calls)
         self._read_body, self._check_model = read_body, check_model
         self._answers: dict[str, StoredAnswers] = {}
 
@@ -172,7 +173,11 @@ class NodeRoutes:
         return [
             ("/v1/nodes", "GET", self._list),
             ("/v1/nodes", "POST", partial(post, kind=RootRequest, run=calls.root)),
-            ("/v1/nodes/batch", "POST", partial(post, kind=BatchRequest, run=self._batches.run)),
+            (
+                "/v1/nodes/batch",
+                "POST",
+                partial(post, kind=BatchRequest, run=self._batch_runner.run),
+            ),
             ("/v1/nodes/{id}", "GET", self._read),
             ("/v1/nodes/{id}", "DELETE", self._drop),
             ("/v1/nodes/{id}/sample", "POST", self._sample),
@@ -181,14 +186,14 @@ class NodeRoutes:
         ]
 
     async def _score(
-        self, client: Client, node: ServedNode, ask: NodeScoreRequest, changes: Changes
+        self, client: Client, node: ServedNode, parsed: NodeScoreRequest, changes: Changes
     ) -> ScoreResult:
-        return await self._calls.score(client, node, ask)
+        return await self._calls.score(client, node, parsed)
 
     async def _sample(self, request: Request) -> Response:
         body = await self._read_body(request)
-        ask = self._parse(NodeSampleRequest, body)
-        if not ask.stream:
+        parsed = self._parse(NodeSampleRequest, body)
+        if not parsed.stream:
             return await self._post(request, NodeSampleRequest, self._calls.sample, body)
         if IDEMPOTENCY_HEADER in request.headers:
             raise StatusError(
@@ -199,7 +204,7 @@ class NodeRoutes:
             )
         client = self._client(request)
         node = self.store.find(client, request.path_params["id"])
-        items = self._calls.stream(client, node, ask)
+        items = self._calls.stream(client, node, parsed)
         # Await the first item, so that an error becomes the status and not part of the stream.
         first = await cancel_on_disconnect(request, anext(items))
         return StreamingResponse(self._events(client, first, items), media_type="text/event-stream")
@@ -248,7 +253,7 @@ class NodeRoutes:
     async def _post(
         self,
         request: Request,
-        kind: type[_Ask],
+        kind: type[_Body],
         run: Callable[..., Awaitable[BaseModel]],
         body: bytes | None = None,
     ) -> Response:
@@ -262,15 +267,15 @@ class NodeRoutes:
             body: Its body, if it was read already.
         """
         body = await self._read_body(request) if body is None else body
-        ask, client, changes = self._parse(kind, body), self._client(request), Changes()
+        parsed, client, changes = self._parse(kind, body), self._client(request), Changes()
 
         async def compute() -> bytes:
             try:
-                if isinstance(ask, RootRequest | BatchRequest):
-                    self._check_model(ask.model)
+                if isinstance(parsed, RootRequest | BatchRequest):
+                    self._check_model(parsed.model)
                 ids = request.path_params.values()
                 nodes = [self.store.find(client, name) for name in ids]
-                answer = await run(client, *nodes, ask, changes)
+                answer = await run(client, *nodes, parsed, changes)
                 # Encoding many log-probabilities takes a while.
                 return await asyncio.to_thread(_encode, answer)
             except BaseException:  # the client gets no answer, so it could not use the nodes
@@ -287,7 +292,7 @@ class NodeRoutes:
         content = request.url.path.encode() + b"\n" + body
         return stream_json(await cancel_on_disconnect(request, answers.get(key, content, compute)))
 
-    def _parse(self, kind: type[_Ask], body: bytes) -> _Ask:
+    def _parse(self, kind: type[_Body], body: bytes) -> _Body:
         """Return the body of a request as its model; refuse too many operations or tokens first."""
         fields = read_json(body)
         operations = fields.get("operations")

@@ -1,4 +1,4 @@
-"""The nodes that clients hold: trees, leases, limits and what they take."""
+"""The nodes that clients hold: trees with leases, and the limits and the memory of each client."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Tree:
     """Number of nodes."""
     num_tokens: int = 0
     """Number of tokens of the nodes."""
-    used: float = field(default_factory=time.monotonic)
+    last_used: float = field(default_factory=time.monotonic)
     """When it was last used, on the clock of `time.monotonic`."""
     num_open: int = 0
     """Number of operations that use it now."""
@@ -59,18 +59,18 @@ class Tree:
 
     def expires_in(self) -> float:
         """Return the seconds until the lease ends."""
-        return max(0.0, self.used + self.lease - time.monotonic())
+        return max(0.0, self.last_used + self.lease - time.monotonic())
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Renew the lease at the start and the end of the block; it does not end in between."""
         self.num_open += 1
-        self.used = time.monotonic()
+        self.last_used = time.monotonic()
         try:
             yield
         finally:
             self.num_open -= 1
-            self.used = time.monotonic()
+            self.last_used = time.monotonic()
 
 
 @dataclass(slots=True, eq=False)
@@ -162,7 +162,7 @@ class Client:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Room for nodes that an operation may make."""
+    """Nodes and tokens that an operation may make, which count towards the limits of its client."""
 
     client: Client
     """The client."""
@@ -171,8 +171,8 @@ class Reservation:
     tokens: int
     """Their tokens, at most."""
 
-    def give_back(self, nodes: int, tokens: int) -> None:
-        """Give back the room of nodes that are made, or will not be."""
+    def release_part(self, nodes: int, tokens: int) -> None:
+        """Release the reservation of nodes that exist now, or that will not be made."""
         self.nodes -= nodes
         self.tokens -= tokens
         self.client.reserved_nodes -= nodes
@@ -209,7 +209,7 @@ class NodeStore:
         return self.clients.setdefault(name, Client(name))
 
     def memory(self, client: Client) -> Memory:
-        """Return what a client's nodes take, and its limits."""
+        """Return the number of a client's nodes and tokens, their bytes, and its limits."""
         return Memory(
             nodes=len(client.nodes),
             max_nodes=self.limits.max_nodes,
@@ -266,7 +266,7 @@ class NodeStore:
         tokens: int,
         fields: tuple[str | None, str | None] = (None, None),
     ) -> Iterator[Reservation]:
-        """Reserve room for nodes that the block may make.
+        """Reserve nodes and tokens that the block may make.
 
         Args:
             client: The client.
@@ -299,7 +299,7 @@ class NodeStore:
         try:
             yield reserved
         finally:
-            reserved.give_back(reserved.nodes, reserved.tokens)
+            reserved.release_part(reserved.nodes, reserved.tokens)
 
     def trees(self, client: Client) -> list[TreeAnswer]:
         """Return the trees of a client, least recently used first."""
@@ -309,10 +309,10 @@ class NodeStore:
                 id=tree.root.id,
                 nodes=tree.num_nodes,
                 tokens=tree.num_tokens,
-                idle_seconds=max(0.0, now - tree.used),
+                idle_seconds=max(0.0, now - tree.last_used),
                 expires_in=tree.expires_in(),
             )
-            for tree in sorted(client.trees, key=lambda tree: tree.used)
+            for tree in sorted(client.trees, key=lambda tree: tree.last_used)
         ]
 
     def add_root(self, tree: Tree, context: LiveContext) -> ServedNode:
@@ -326,7 +326,7 @@ class NodeStore:
         tree.root = node
         tree.client.trees[tree] = None
         self._add(node)
-        self._watch(tree)
+        self._check_lease(tree)
         return node
 
     def add_child(
@@ -386,11 +386,11 @@ class NodeStore:
         self._served.release(tree.backend, [dropped.context for dropped in reversed(nodes)])
         return len(nodes), num_tokens
 
-    def _watch(self, tree: Tree) -> None:
+    def _check_lease(self, tree: Tree) -> None:
         """Drop a tree when its lease ends."""
         if tree.num_open or tree.expires_in() > 0:
             wait = max(tree.expires_in(), 0.05)
-            tree.timer = asyncio.get_running_loop().call_later(wait, self._watch, tree)
+            tree.timer = asyncio.get_running_loop().call_later(wait, self._check_lease, tree)
         else:
             self.drop(tree.root)
 

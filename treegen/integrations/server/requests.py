@@ -36,7 +36,7 @@ _SAMPLING: Final = {
     "max_thinking_tokens",
 } - {"logit_bias"}
 # Fields that change no answer, and are ignored.
-_HARMLESS: Final = (
+_IGNORED: Final = (
     "user",
     "metadata",
     "store",
@@ -58,16 +58,15 @@ _ONLY_CHATS: Final = (
     "separate_reasoning",
 )
 _RENAMED: Final = ("best_of", "max_completion_tokens", "top_logprobs")
-"""Fields of one of both that the other has under another name."""
+"""Fields of one kind of request that the other kind has under another name."""
 _DEFAULT_MAX_TOKENS: Final = 16  # default of /v1/completions, as in OpenAI's API
 
-_NAMED: Final = 8  # maximum unknown fields that an error names
+_MAX_NAMED_FIELDS: Final = 8  # maximum unknown fields that an error names
 _MAX_ECHOED_CHARS: Final = 2**20  # maximum characters of prompts that are echoed n times
 _MAX_VALUES: Final = 2**20  # values of a JSON text: a million takes about 0.2 s to read
 _MAX_BAD_WORDS: Final = 1_000  # as in the requests for nodes
-_MAX_PROMPT_LOGPROBS: Final = (
-    2**21
-)  # maximum prompt log-probabilities of an answer, alternatives included
+# Maximum prompt log-probabilities of one response, alternatives included.
+_MAX_PROMPT_LOGPROBS: Final = 2**21
 
 _Length = Annotated[int, Field(ge=0)]
 _Top = Annotated[int, Field(ge=0, le=20)]
@@ -91,7 +90,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Options(_Strict):
+class _StreamOptions(_Strict):
     include_usage: bool | None = False
     include_obfuscation: bool | None = False
 
@@ -100,7 +99,7 @@ class _Function(_Strict):
     name: str
 
 
-class _Named(_Strict):
+class _NamedTool(_Strict):
     type: Literal["function"]
     function: _Function
 
@@ -113,7 +112,7 @@ class CompletionRequest(BaseModel):
     """The fields that SamplingParams checks. The other fields have the names of the protocol."""
     model: str = ""
     stream: bool = False
-    stream_options: _Options = _Options()
+    stream_options: _StreamOptions = _StreamOptions()
     max_tokens: _Length | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=64)] = []
     logit_bias: dict[_Token, Any] = {}
@@ -129,7 +128,7 @@ class CompletionRequest(BaseModel):
     max_completion_tokens: _Length | None = None
     top_logprobs: _Top = 0
     tools: list[Any] | None = None
-    tool_choice: Literal["auto", "none", "required"] | _Named = "auto"
+    tool_choice: Literal["auto", "none", "required"] | _NamedTool = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: Variables = {}
     separate_reasoning: bool = False
@@ -155,7 +154,7 @@ class CompletionRequest(BaseModel):
         counts = [self.prompt_logprobs, self.num_top if self.echo else None]
         return max((num for num in counts if num is not None), default=None)
 
-    def check_told(self, num_tokens: int) -> None:
+    def check_prompt_logprobs(self, num_tokens: int) -> None:
         """Raise RequestError if the prompts have too many log-probabilities for one answer.
 
         Args:
@@ -178,13 +177,13 @@ class CompletionRequest(BaseModel):
 
     @property
     def must_call(self) -> bool:
-        """Whether the model has to call a tool."""
+        """Whether the model must call a tool."""
         return self.tool_choice not in ("auto", "none")
 
     @property
-    def called(self) -> str | None:
-        """Name of the tool that the model has to call; None if the request names none."""
-        return self.tool_choice.function.name if isinstance(self.tool_choice, _Named) else None
+    def forced_tool(self) -> str | None:
+        """Name of the tool that the model must call; None if the request names none."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, _NamedTool) else None
 
     @property
     def parses_reply(self) -> bool:
@@ -228,26 +227,26 @@ class CompletionRequest(BaseModel):
 
     def params(
         self,
-        room: int,
-        usual: Mapping[str, Any] = MappingProxyType({}),
+        chat_max_tokens: int,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
         grammar: str | None = None,
     ) -> SamplingParams:
         """Return the sampling parameters.
 
         Args:
-            room: Maximum number of tokens of a chat's answer, if the request gives none.
-            usual: Sampling parameters that apply if the request does not give them.
+            chat_max_tokens: Maximum number of tokens of a chat's answer, if the request gives none.
+            defaults: Sampling parameters that apply if the request does not give them.
             grammar: Grammar of the tool call, if the model has to call a tool.
 
         Raises:
             InputError: A sampling parameter cannot be used.
         """
-        default_max_tokens = room if self.is_chat else _DEFAULT_MAX_TOKENS
+        default_max_tokens = chat_max_tokens if self.is_chat else _DEFAULT_MAX_TOKENS
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
         limits = [self.max_completion_tokens, self.max_tokens, default_max_tokens]
         limit = next(limit for limit in limits if limit is not None)
         params = SamplingParams(
-            **{**usual, **self.sampling, **({"grammar": grammar} if grammar else {})},
+            **{**defaults, **self.sampling, **({"grammar": grammar} if grammar else {})},
             reasoning_tags="auto" if self.separate_reasoning else None,
             max_tokens=limit if self.is_sampled else 1,
             stop=[text for text in stops if text],
@@ -318,7 +317,7 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
     Raises:
         RequestError: A field is unknown, malformed or not supported.
     """
-    supported = {*CompletionRequest.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
+    supported = {*CompletionRequest.model_fields, *_SAMPLING, *_IGNORED, *REQUESTED} - {"sampling"}
     supported -= set(_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS)
     if body.get("suffix"):
         supported.discard("suffix")
@@ -326,9 +325,9 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
     if unknown := [name[:80] for name in body if name not in supported]:
         verb = "is" if len(unknown) == 1 else "are"
         hints = suggest_arguments(
-            unknown[:_NAMED], lambda name: _hint_request(name, supported, is_chat)
+            unknown[:_MAX_NAMED_FIELDS], lambda name: _hint_request(name, supported, is_chat)
         )
-        listed = ", ".join(unknown[:_NAMED])
+        listed = ", ".join(unknown[:_MAX_NAMED_FIELDS])
         raise RequestError(f"{listed} {verb} not supported{hints}", unknown[0])
     if "logprobs" in body and type(body["logprobs"]) is not (bool if is_chat else int):
         raise RequestError(
@@ -340,7 +339,7 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
     sampling = {name: body[name] for name in _SAMPLING if name in body} | structure
     needed: dict[str, Any] = {"messages": []} if is_chat else {}
     try:
-        ask = CompletionRequest.model_validate({**needed, **body, "sampling": sampling})
+        request = CompletionRequest.model_validate({**needed, **body, "sampling": sampling})
     except ValidationError as error:
         message, field, _ = describe_field_error(error)
         field = (field or "").partition(".")[0]
@@ -350,12 +349,12 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
                 'required, or {"type": "function", "function": {"name": NAME}}'
             )
         raise RequestError(message, field) from None
-    _check_combinations(ask, body, sampling, has_structure=bool(structure))
-    return ask
+    _check_combinations(request, body, sampling, has_structure=bool(structure))
+    return request
 
 
 def _check_combinations(
-    ask: CompletionRequest,
+    request: CompletionRequest,
     body: Mapping[str, Any],
     sampling: Mapping[str, Any],
     *,
@@ -364,7 +363,7 @@ def _check_combinations(
     """Check that the fields of a request can be used together.
 
     Args:
-        ask: The request.
+        request: The request.
         body: Its JSON object.
         sampling: Its sampling parameters.
         has_structure: Whether its samples must match a structure.
@@ -372,34 +371,52 @@ def _check_combinations(
     Raises:
         RequestError: Two fields exclude each other, or there are too many bad words.
     """
-    refused = {
-        "top_logprobs needs logprobs=true": ask.top_logprobs and not ask.logprobs,
-        "logprobs with echo cannot be streamed": ask.echo
-        and ask.stream
-        and ask.num_top is not None,
-        "prompt_logprobs cannot be streamed": ask.prompt_logprobs is not None and ask.stream,
-        "max_tokens must be at least 1, except with echo=true and stream=false": not ask.is_sampled
-        and (ask.stream or not ask.echo),
-        "tool_choice forces a call, but tools is empty": ask.must_call and not ask.tools,
-        "tool_choice and structured output cannot be used together": ask.must_call
-        and has_structure,
-        f"bad_words can contain at most {_MAX_BAD_WORDS:,} words": isinstance(
-            words := sampling.get("bad_words"), list
-        )
-        and len(words) > _MAX_BAD_WORDS,
-        "first needs a seed": ask.first and "seed" not in sampling,
-        "stream_options needs stream=true": ask.stream_options.include_usage and not ask.stream,
-        "best_of must equal n": ask.best_of not in (None, body.get("n", 1)),
-        # A template could run forever.
-        "chat_template_kwargs must not contain chat_template": "chat_template"
-        in ask.chat_template_kwargs,
-        "return_token_ids cannot be streamed": ask.return_token_ids and ask.stream,
-        "include_stop cannot be used in a chat with tools, separate_reasoning or structured "
-        "output, which are read from the text without its stop": ask.parses_reply
-        and ask.includes_stop,
-    }
-    for problem, is_so in refused.items():
-        if is_so:
+    words = sampling.get("bad_words")
+    problems = (
+        ("top_logprobs needs logprobs=true", request.top_logprobs and not request.logprobs),
+        (
+            "logprobs with echo cannot be streamed",
+            request.echo and request.stream and request.num_top is not None,
+        ),
+        (
+            "prompt_logprobs cannot be streamed",
+            request.prompt_logprobs is not None and request.stream,
+        ),
+        (
+            "max_tokens must be at least 1, except with echo=true and stream=false",
+            not request.is_sampled and (request.stream or not request.echo),
+        ),
+        (
+            "tool_choice forces a call, but tools is empty",
+            request.must_call and not request.tools,
+        ),
+        (
+            "tool_choice and structured output cannot be used together",
+            request.must_call and has_structure,
+        ),
+        (
+            f"bad_words can contain at most {_MAX_BAD_WORDS:,} words",
+            isinstance(words, list) and len(words) > _MAX_BAD_WORDS,
+        ),
+        ("first needs a seed", request.first and "seed" not in sampling),
+        (
+            "stream_options needs stream=true",
+            request.stream_options.include_usage and not request.stream,
+        ),
+        ("best_of must equal n", request.best_of not in (None, body.get("n", 1))),
+        (
+            "chat_template_kwargs must not contain chat_template",
+            "chat_template" in request.chat_template_kwargs,  # a template could run forever
+        ),
+        ("return_token_ids cannot be streamed", request.return_token_ids and request.stream),
+        (
+            "include_stop cannot be used in a chat with tools, separate_reasoning or structured "
+            "output, which are read from the text without its stop",
+            request.parses_reply and request.includes_stop,
+        ),
+    )
+    for problem, applies in problems:
+        if applies:
             field = problem.split()[0]
             raise RequestError(f"{problem}; change or remove {field}", field)
 
@@ -534,7 +551,7 @@ def _hint(kind: type[BaseModel], loc: Sequence[Any]) -> str:
     elif "params" in known:
         if name in Sampling.model_fields:
             return "; pass it in params"
-        ours, _ = advise_foreign(name, Sampling.model_fields)
-        if ours is not None:
-            return f"; did you mean {f'params.{ours}'!r}?"
+        own_name, _ = advise_foreign(name, Sampling.model_fields)
+        if own_name is not None:
+            return f"; did you mean {f'params.{own_name}'!r}?"
     return hint_field(name, known)

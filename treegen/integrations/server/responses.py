@@ -1,4 +1,4 @@
-"""Completions as the JSON of OpenAI's protocol, whole or streamed."""
+"""Converts completions to OpenAI's JSON, whole or streamed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treegen.prompts.replies import Part, ReasoningPart, Reply, ReplyReader, Tex
 from treegen.prompts.token_text import CONTEXT_TOKENS, NamedToken, TokenText, chat_logprobs
 from treegen.search.live.run import SampleDelta
 
-_NOTHING: Final = Completion("", 0, 0, "", (), (), "length")
+_NO_COMPLETION: Final = Completion("", 0, 0, "", (), (), "length")
 
 
 class CompletionResponse:
@@ -26,23 +26,34 @@ class CompletionResponse:
     """
 
     def __init__(
-        self, ask: CompletionRequest, num: int, model: str, text: TokenText, replies: ReplyReader
+        self,
+        request: CompletionRequest,
+        num: int,
+        model: str,
+        text: TokenText,
+        replies: ReplyReader,
     ) -> None:
         """Create a response without choices.
 
         Args:
-            ask: The request.
+            request: The request.
             num: Samples per prompt.
             model: Name of the model.
             text: Decodes tokens.
             replies: Splits replies into reasoning, text and tool calls.
         """
-        self.ask, self.prompts = ask, list[list[int]]()
-        self._num, self._text, self._replies, self._num_completion_tokens = num, text, replies, 0
-        kind = "chat.completion" if ask.is_chat else "text_completion"
+        self.request, self.prompts = request, list[list[int]]()
+        self._num_samples, self._text, self._replies, self._num_completion_tokens = (
+            num,
+            text,
+            replies,
+            0,
+        )
+        kind = "chat.completion" if request.is_chat else "text_completion"
+        prefix = "chatcmpl" if request.is_chat else "cmpl"
         self._frame = {
-            "id": f"{'chatcmpl' if ask.is_chat else 'cmpl'}-{ask.request_id or uuid.uuid4().hex}",
-            "object": f"{kind}.chunk" if ask.is_chat and ask.stream else kind,
+            "id": f"{prefix}-{request.request_id or uuid.uuid4().hex}",
+            "object": f"{kind}.chunk" if request.is_chat and request.stream else kind,
             "created": int(time.time()),
             "model": model,
         }
@@ -51,6 +62,7 @@ class CompletionResponse:
         self._num_calls: dict[int, int] = {}
 
     # Whole responses
+
     def build_response(
         self, completions: Sequence[Sequence[Completion]], scores: Sequence[Score | None]
     ) -> Any:
@@ -62,23 +74,23 @@ class CompletionResponse:
                 prompt_logprobs.
         """
         choices = []
-        ids = self.ask.return_token_ids
+        ids = self.request.return_token_ids
         for prompt_index, prompt in enumerate(self.prompts):
             echoed, prompt_logprobs = "", None
-            if self.ask.echo:
+            if self.request.echo:
                 echoed = self._text.of([], prompt)
             score = scores[prompt_index] if scores else None
-            if self.ask.echo and self.ask.num_top is not None:
+            if self.request.echo and self.request.num_top is not None:
                 scored = (None, *(score.logprobs if score else ()))
                 tops = ((), *(score.top.pairs() if score and score.top else [()] * len(scored[1:])))
-                tops = tuple(top[: self.ask.num_top] for top in tops)
-                prompt_logprobs = _by_name(
+                tops = tuple(top[: self.request.num_top] for top in tops)
+                prompt_logprobs = _completion_logprobs(
                     list(self._text.iter_named_tokens([], prompt, scored, tops)), 0
                 )
-            for completion in completions[prompt_index] if completions else [_NOTHING]:
+            for completion in completions[prompt_index] if completions else [_NO_COMPLETION]:
                 content = (
                     self._message(prompt_index, completion)
-                    if self.ask.is_chat
+                    if self.request.is_chat
                     else echoed + completion.text
                 )
                 logprobs = self._logprobs(prompt, completion, len(echoed))
@@ -87,21 +99,21 @@ class CompletionResponse:
                         name: prompt_logprobs[name] + logprobs[name] for name in prompt_logprobs
                     }
                 choice = self._build_final_choice(prompt_index, completion, content, logprobs)
-                if self.ask.prompt_logprobs is not None:
-                    choice["prompt_logprobs"] = self._of_prompt(prompt, score)
+                if self.request.prompt_logprobs is not None:
+                    choice["prompt_logprobs"] = self._prompt_logprobs(prompt, score)
                 if ids:
                     choice["token_ids"] = list(completion.tokens)
                     if completion.versions:
                         choice["versions"] = completion.versions
-                    if not self.ask.is_chat:
+                    if not self.request.is_chat:
                         choice["prompt_token_ids"] = prompt
                 choices.append(choice)
-        prompt_ids = {"prompt_token_ids": self.prompts[0]} if ids and self.ask.is_chat else {}
+        prompt_ids = {"prompt_token_ids": self.prompts[0]} if ids and self.request.is_chat else {}
         return {**self._frame, "choices": choices, "usage": self._usage(), **prompt_ids}
 
-    def _of_prompt(self, prompt: Sequence[int], score: Score | None) -> list[Any]:
+    def _prompt_logprobs(self, prompt: Sequence[int], score: Score | None) -> list[Any]:
         """Return the log-probabilities of a prompt's tokens by token id, as vLLM's server does."""
-        num, entries = self.ask.prompt_logprobs or 0, list[Any]([None])
+        num, entries = self.request.prompt_logprobs or 0, list[Any]([None])
         if score is None:
             return entries
         tops = score.top.pairs() if score.top is not None else [()] * len(score.tokens)
@@ -123,14 +135,14 @@ class CompletionResponse:
         return entries
 
     def _message(self, prompt_index: int, completion: Completion) -> dict[str, Any]:
-        ask = self.ask
+        request = self.request
         reply = Reply(completion.text, [])
-        if ask.parses_reply:
+        if request.parses_reply:
             reply = self._replies.read(
                 completion,
                 self.prompts[prompt_index],
-                ask.shown_tools,
-                is_structured=ask.is_structured,
+                request.shown_tools,
+                is_structured=request.is_structured,
             )
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         if reply.thoughts:
@@ -141,6 +153,7 @@ class CompletionResponse:
         return message
 
     # Streamed responses
+
     def pieces(self, prompt_index: int, item: Any) -> Iterator[Any]:
         """Yield the stream's chunks for an item that `AsyncLLM.stream` yields.
 
@@ -151,30 +164,32 @@ class CompletionResponse:
         if isinstance(item, SampleDelta):
             yield from self._build_chunks(prompt_index, item)
         elif isinstance(item, Completion):
-            ended = self._build_final_choice(prompt_index, item, "", None)
-            if self._num_calls.get(prompt_index * self._num + item.sample_index):
-                ended["finish_reason"] = "tool_calls"
-            yield self._piece(ended)
+            choice = self._build_final_choice(prompt_index, item, "", None)
+            if self._num_calls.get(prompt_index * self._num_samples + item.sample_index):
+                choice["finish_reason"] = "tool_calls"
+            yield self._piece(choice)
         else:
             self.prompts.append(item.tolist())
-            for index in range(prompt_index * self._num, (prompt_index + 1) * self._num):
-                if self.ask.is_chat:
-                    begun = {"role": "assistant", "content": ""}
-                    yield self._piece(self._choice(index, begun))
-                elif self.ask.echo:
+            for index in range(
+                prompt_index * self._num_samples, (prompt_index + 1) * self._num_samples
+            ):
+                if self.request.is_chat:
+                    first_delta = {"role": "assistant", "content": ""}
+                    yield self._piece(self._choice(index, first_delta))
+                elif self.request.echo:
                     yield self._piece(
                         self._choice(index, self._text.of([], self.prompts[prompt_index]))
                     )
 
-    def _build_chunks(self, prompt_index: int, news: SampleDelta) -> Iterator[Any]:
-        index = prompt_index * self._num + news.sample
+    def _build_chunks(self, prompt_index: int, sample_delta: SampleDelta) -> Iterator[Any]:
+        index = prompt_index * self._num_samples + sample_delta.sample
         before, num_sent = self._sent.get(index, (self.prompts[prompt_index], 0))
-        logprobs = self._logprobs(before, news, num_sent) if news.tokens else None
-        after = [*before[-CONTEXT_TOKENS:], *news.tokens][-CONTEXT_TOKENS:]
-        self._sent[index] = after, num_sent + len(news.text)
-        content: list[Any] = [news.text] if news.text else []
-        if self.ask.parses_reply:
-            content = [self._delta(index, part) for part in news.parts]
+        logprobs = self._logprobs(before, sample_delta, num_sent) if sample_delta.tokens else None
+        after = [*before[-CONTEXT_TOKENS:], *sample_delta.tokens][-CONTEXT_TOKENS:]
+        self._sent[index] = after, num_sent + len(sample_delta.text)
+        content: list[Any] = [sample_delta.text] if sample_delta.text else []
+        if self.request.parses_reply:
+            content = [self._delta(index, part) for part in sample_delta.parts]
         if logprobs and not content:
             content = [""]
         for delta in content:
@@ -198,10 +213,11 @@ class CompletionResponse:
         return {**self._frame, "choices": [], "usage": self._usage()}
 
     def _piece(self, choice: dict[str, Any]) -> Any:
-        usage = {"usage": None} if self.ask.stream_options.include_usage else {}
+        usage = {"usage": None} if self.request.stream_options.include_usage else {}
         return {**self._frame, "choices": [choice], **usage}
 
     # Shared by whole and streamed responses
+
     def _build_final_choice(
         self, prompt_index: int, completion: Completion, content: Any, logprobs: Any
     ) -> dict[str, Any]:
@@ -209,40 +225,40 @@ class CompletionResponse:
         calls = isinstance(content, dict) and "tool_calls" in content
         reason = "tool_calls" if calls else completion.finish_reason
         return self._choice(
-            prompt_index * self._num + completion.sample_index, content, logprobs, reason
+            prompt_index * self._num_samples + completion.sample_index, content, logprobs, reason
         )
 
     def _choice(
         self, index: int, content: Any, logprobs: Any = None, reason: str | None = None
     ) -> dict[str, Any]:
         key = "text"
-        if self.ask.is_chat:
-            key = "delta" if self.ask.stream else "message"
+        if self.request.is_chat:
+            key = "delta" if self.request.stream else "message"
             if isinstance(content, str):
                 content = {"content": content} if content else {}
         return {"index": index, key: content, "logprobs": logprobs, "finish_reason": reason}
 
     def _usage(self) -> dict[str, int]:
-        read = sum(map(len, self.prompts))
+        num_prompt_tokens = sum(map(len, self.prompts))
         return {
-            "prompt_tokens": read,
+            "prompt_tokens": num_prompt_tokens,
             "completion_tokens": self._num_completion_tokens,
-            "total_tokens": read + self._num_completion_tokens,
+            "total_tokens": num_prompt_tokens + self._num_completion_tokens,
         }
 
     def _logprobs(
         self, before: Sequence[int], completion: Completion | SampleDelta, offset: int = 0
     ) -> dict[str, Any] | None:
         """Return the log-probabilities of tokens that begin at character `offset` of the choice."""
-        if self.ask.num_top is None:
+        if self.request.num_top is None:
             return None
         tops = completion.top if isinstance(completion, SampleDelta) else completion.top_logprobs
         tokens = list(
             self._text.iter_named_tokens(before, completion.tokens, completion.logprobs, tops)
         )
-        if not self.ask.is_chat:
-            return _by_name(tokens, offset)
-        return {"content": chat_logprobs(tokens, self.ask.num_top or 0), "refusal": None}
+        if not self.request.is_chat:
+            return _completion_logprobs(tokens, offset)
+        return {"content": chat_logprobs(tokens, self.request.num_top or 0), "refusal": None}
 
 
 def _call(index: int, call: ToolCall) -> dict[str, Any]:
@@ -251,7 +267,7 @@ def _call(index: int, call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "index": index, "function": function}
 
 
-def _by_name(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:
+def _completion_logprobs(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:
     offsets = accumulate((token.num_characters for token in tokens), initial=offset)
     return {
         "tokens": [token.text for token in tokens],

@@ -44,8 +44,8 @@ MAX_IMAGE_PIXELS: Final = 2**25
 class _Protocol(H11Protocol):
     """Disconnects clients that send no request, do not read, or send malformed requests."""
 
-    _late: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit for the first request."""
@@ -59,21 +59,21 @@ class _Protocol(H11Protocol):
 
     def _watch(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:  # a response is open
-            if self._late is not None:
-                self._late.cancel()
-            self._late = None
-        elif self._late is None:
-            self._late = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+            self._head_timer = None
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
 
     def pause_writing(self) -> None:
         """Start the time limit for the client to read, because samples wait for it too."""
         super().pause_writing()
-        self._unread = self.loop.call_later(_READ_SECONDS, self.transport.abort)
+        self._read_timer = self.loop.call_later(_READ_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Resume writing, and end the time limit."""
-        if self._unread is not None:
-            self._unread.cancel()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -220,13 +220,13 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
         max_image_pixels=max_image_pixels,
         nodes=has_nodes or searches is not None,
     ) as served:
-        usual = llm.spec.take_recommended() if recommended else {}
+        default_params = llm.spec.take_recommended() if recommended else {}
         server = Server(
             served,
             name=name,
             api_key=api_key,
             max_body=max_body,
-            usual=usual,
+            default_params=default_params,
             nodes=limits if has_nodes else None,
             verifier=verifier,
             searches=searches,

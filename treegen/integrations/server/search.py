@@ -141,7 +141,7 @@ class PreparedAnswer:
     request: SearchRequest
     search: PreparedSearch
     root: RootOperation
-    num_read: int
+    num_prompt_tokens: int
     """Number of tokens of the prompt."""
 
 
@@ -154,8 +154,8 @@ class SearchService:
         searches: SearchMethods,
         *,
         name: str,
-        room: int,
-        usual: Mapping[str, Any],
+        max_reply_tokens: int,
+        default_params: Mapping[str, Any],
         limits: SearchLimits,
     ) -> None:
         """Create the service; it starts to run searches with the first one.
@@ -164,8 +164,8 @@ class SearchService:
             served: The model.
             searches: Prepares searches.
             name: Name of the model.
-            room: Maximum number of tokens of a reply.
-            usual: Sampling parameters of requests that do not give them.
+            max_reply_tokens: Maximum number of tokens of a reply.
+            default_params: Sampling parameters of requests that do not give them.
             limits: Limits of the searches.
         """
         self._served, self._searches = served, searches
@@ -177,8 +177,13 @@ class SearchService:
             max_node_memory=2**60,
         )
         self._store = NodeStore(served, limits_of_nodes)
-        self._batches = BatchRunner(NodeCalls(served, self._store, None))
-        self._name, self._room, self._usual, self._limits = name, room, dict(usual), limits
+        self._batch_runner = BatchRunner(NodeCalls(served, self._store, None))
+        self._name, self._max_reply_tokens, self._default_params, self._limits = (
+            name,
+            max_reply_tokens,
+            dict(default_params),
+            limits,
+        )
         self._runner: SearchRunner | None = None
         self._num_running: Counter[str] = Counter()  # by client
 
@@ -202,8 +207,8 @@ class SearchService:
             raise HTTPException(404, f"there is no search method {method[:80]!r}{hint}")
 
     @contextmanager
-    def take_place(self, client: str) -> Iterator[None]:
-        """Count the search that the block prepares and runs as one of those at once.
+    def count_running(self, client: str) -> Iterator[None]:
+        """Count the search of the block towards the limits on searches at once.
 
         Args:
             client: Name of the client.
@@ -234,9 +239,9 @@ class SearchService:
             InputError: the request cannot be used.
         """
         check_chat_template(self._served.llm.tokenizer)
-        ask, template = request.ask, request.ask.chat_template_kwargs
-        (prompt,) = await self._served.encode(ask.prompts(), chat_template_kwargs=template)
-        params = ask.params(min(self._room, _MAX_TOKENS), self._usual)
+        chat, template = request.chat, request.chat.chat_template_kwargs
+        (prompt,) = await self._served.encode(chat.prompts(), chat_template_kwargs=template)
+        params = chat.params(min(self._max_reply_tokens, _MAX_TOKENS), self._default_params)
         # Without a seed every search draws anew.
         seed = secrets.randbits(62) if params.seed is None else params.seed
         try:
@@ -286,7 +291,7 @@ class SearchService:
         changes, client = Changes(), self._store.client("searches")
         try:
             request = BatchRequest.model_construct(operations=list(operations))
-            return (await self._batches.run(client, request, changes)).results
+            return (await self._batch_runner.run(client, request, changes)).results
         except BaseException:
             changes.undo(self._store)
             raise
@@ -295,8 +300,8 @@ class SearchService:
         """Return a function that renders an instruction as the user's turn after a reply."""
         placeholder = secrets.token_hex(16)
         turns = [{"role": "user", "content": placeholder}]
-        before: Any = request.ask.prompts()[0]  # a chat has one
-        template = request.ask.chat_template_kwargs
+        before: Any = request.chat.prompts()[0]  # a chat has one
+        template = request.chat.chat_template_kwargs
         try:
             text, _ = await self._served.render_turns(turns, before=before, template=template)
         except InputError as error:  # which matters only to methods that give instructions
@@ -310,7 +315,11 @@ class SearchService:
 
     def _build(self, prepared: PreparedAnswer, result: SearchResult) -> dict[str, Any]:
         """Return the JSON of an answer."""
-        request, search, num_read = prepared.request, prepared.search, prepared.num_read
+        request, search, num_prompt_tokens = (
+            prepared.request,
+            prepared.search,
+            prepared.num_prompt_tokens,
+        )
         nodes = result.candidates or (() if result.best is None else (result.best,))
         replies: dict[str, tuple[int, str]] = {}  # by answer, the best node and its text
         for node in nodes:
@@ -341,15 +350,15 @@ class SearchService:
         usage = asdict(result.usage)
         del usage["started"]
         return {
-            "id": f"chatcmpl-{request.ask.request_id or uuid.uuid4().hex}",
+            "id": f"chatcmpl-{request.chat.request_id or uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self._name,
             "choices": choices,
             "usage": {
-                "prompt_tokens": num_read,
+                "prompt_tokens": num_prompt_tokens,
                 "completion_tokens": decoded,
-                "total_tokens": num_read + decoded,
+                "total_tokens": num_prompt_tokens + decoded,
             },
             "treegen": {
                 "method": request.method,
@@ -379,7 +388,7 @@ class SearchService:
             choices, extra = answer.pop("choices"), answer.pop("treegen")
             usage = answer.pop("usage")
             frame = {**answer, "object": "chat.completion.chunk"}
-            shows_usage = prepared.request.ask.stream_options.include_usage
+            shows_usage = prepared.request.chat.stream_options.include_usage
             for choice in choices:
                 for delta, reason in ((choice["message"], None), ({}, choice["finish_reason"])):
                     piece = {"index": choice["index"], "delta": delta, "finish_reason": reason}

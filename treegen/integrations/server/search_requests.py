@@ -75,10 +75,10 @@ class _Budget(NodeModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
-    """A chat to search, parsed."""
+    """A parsed request for a search of a chat."""
 
     method: str
-    ask: CompletionRequest
+    chat: CompletionRequest
     messages: Sequence[Any]
     """The messages as the body has them."""
     budget: Budget
@@ -95,7 +95,8 @@ class SearchRequest:
                 content = message.get("content")
                 if isinstance(content, str):
                     return content
-                return "\n".join(part["text"] for part in content or () if "text" in part)
+                parts = content or ()
+                return "\n".join(p["text"] for p in parts if p.get("type") != "image_url")
         return ""
 
 
@@ -110,25 +111,25 @@ def parse_search(method: str, body: Mapping[str, Any], limits: SearchLimits) -> 
     Raises:
         RequestError: a field is unknown, malformed or not supported.
     """
-    chat = {name: value for name, value in body.items() if name not in ("budget", "search")}
+    chat_fields = {name: value for name, value in body.items() if name not in ("budget", "search")}
     for name, reason in _NOT_SEARCHED.items():
-        if name in chat and chat[name] not in (False, [], {}):
+        if name in chat_fields and chat_fields[name] not in (False, [], {}):
             raise RequestError(f"{name} is not supported: {reason}; remove it", name)
-    ask = parse_request(chat, is_chat=True)
-    ask.prompts()  # checks the messages
+    chat = parse_request(chat_fields, is_chat=True)
+    chat.prompts()  # checks the messages
     options = body.get("search", {})
     if not isinstance(options, dict):
         raise RequestError(f"search must be an object, got {options!r:.60}", "search")
     shows_tree = options.get("tree", True)
     if not isinstance(shows_tree, bool):
         raise RequestError(f"search.tree must be true or false, got {shows_tree!r:.60}", "search")
-    num = ask.sampling.get("n", 1)
+    num = chat.sampling.get("n", 1)
     if type(num) is not int or not 1 <= num <= _MAX_ANSWERS:
         raise RequestError(f"n must be from 1 to {_MAX_ANSWERS}, got {num!r:.60}", "n")
     return SearchRequest(
         method=method,
-        ask=ask,
-        messages=ask.messages or (),
+        chat=chat,
+        messages=chat.messages or (),
         budget=_parse_budget(body.get("budget", {}), limits),
         options={name: value for name, value in options.items() if name != "tree"},
         num_answers=num,

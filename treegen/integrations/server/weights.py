@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from treegen.common.checks import CacheMode
 from treegen.errors import InputError, ModelError
+from treegen.integrations.server.errors import run_exclusively
 from treegen.integrations.server.requests import RequestError, parse_model
 from treegen.llm.async_llm import AsyncLLM
 
@@ -41,21 +42,22 @@ class WeightUpdater:
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder; pass a folder that contains checkpoints")
         self._served, self._folder = served, folder.resolve()
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def update(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Load the weights that a request names, and return the answer.
+        """Load the weights that a request names, after those of earlier requests.
 
-        If the request is cancelled meanwhile, it keeps its turn until the update has ended.
+        If the request is cancelled while it waits, nothing is loaded. If it is cancelled later, the
+        next update still waits until this one has ended.
+
+        Returns:
+            The JSON of the response.
 
         Raises:
             RequestError: there is no such checkpoint, or it does not fit the model.
         """
         request = parse_model(WeightsRequest, body)
-        await self._turn.acquire()
-        loading = asyncio.create_task(self._load(request))
-        loading.add_done_callback(self._end_turn)
-        return await asyncio.shield(loading)
+        return await run_exclusively(self._lock, lambda: self._load(request))
 
     async def _load(self, request: WeightsRequest) -> dict[str, Any]:
         directory = await asyncio.to_thread(self._find, request.path)
@@ -65,11 +67,6 @@ class WeightUpdater:
             message = str(error).replace(f"{self._folder}/", "")
             raise RequestError(message, "path") from None
         return {"object": "weights", "path": request.path, "version": version}
-
-    def _end_turn(self, loading: asyncio.Task[dict[str, Any]]) -> None:
-        self._turn.release()
-        if not loading.cancelled():
-            loading.exception()  # so that asyncio does not report it if the request is gone
 
     def _find(self, name: str) -> Path:
         """Return a directory below the folder, all of whose files are below the folder too."""

@@ -135,14 +135,15 @@ class Cluster(BaseLLM):
             options.model, **options.source, chat_template=options.chat_template
         )
         processor = load_image_processor(options, self.tokenizer) if options.images else None
-        self._session = RaySession(placement, count_cores())
-        self._stop = weakref.finalize(self, self._session.close)
+        session = RaySession(placement, count_cores())
         try:
             how = make_llm_options(options, placement.device)
-            self._pool = _start_workers(self._session, placement, how, before, make)
+            self._pool = _start_workers(session, placement, how, before, make)
         except BaseException:
-            self._stop()
+            session.close()
             raise
+        # The pool, and not the cluster, because an open run uses the pool.
+        self._stop = weakref.finalize(self._pool, session.close)
         loaded = [slot.loaded for slot in self._pool.slots if slot.loaded is not None]
         first = loaded[0]
         self.spec, self.fingerprint = first.model_info.spec, first.fingerprint
@@ -176,9 +177,11 @@ class Cluster(BaseLLM):
         self._max_workers = workers
 
     def close(self) -> None:
-        """Stop the workers, and Ray if it was started for them."""
+        """End the open run, stop the workers, and stop Ray if it was started for them."""
         if not self._closed:
             self._closed = True
+            if (run := self._get_open_run()) is not None:
+                run.close()
             self._pool.close()
             self._stop()
 
@@ -199,12 +202,15 @@ class Cluster(BaseLLM):
     def _check_ready(self) -> None:
         if self._closed:
             raise InputError("the cluster is closed; create a new Cluster")
-        running = self._current() if self._current is not None else None
-        if running is not None and not running.closed:
+        if self._get_open_run() is not None:
             raise InputError(
                 "another run of this Cluster is not finished; read that run to its end, or call "
                 "its close()"
             )
+
+    def _get_open_run(self) -> ClusterRun | None:
+        run = self._current() if self._current is not None else None
+        return None if run is None or run.closed else run
 
     def _start(
         self, plan: Plan, params: Sequence[SamplingParams], samples: Sequence[Sequence[int]]

@@ -33,7 +33,7 @@ TURN_SECONDS: Final = 0.25
 """Maximum time of a turn."""
 NUM_QUEUED_TURNS: Final = 2
 """Turns that a worker has: it works on one while the results of the last one are transferred."""
-_WAIT: Final = 0.2  # seconds after which a step returns even without results
+_WAIT_SECONDS: Final = 0.2  # seconds after which a step returns even without results
 
 
 @dataclass(slots=True)
@@ -43,18 +43,18 @@ class _WorkerState:
     turns: deque[Any]
     """Queued turns."""
     usage: Usage
-    """The usage reported with the last batch of results."""
+    """The usage reported by the last turn."""
     status: Status
-    """The status reported with the last batch of results."""
+    """The status reported by the last turn."""
     updated_at: float
-    """Time of the last batch."""
+    """When the result of the last turn arrived."""
     levels: tuple[LevelRows, ...] = ()
-    """The levels reported with the last batch of results."""
+    """The levels reported by the last turn."""
     rate: float = 0.0
-    """Tokens per second between the last two batches."""
+    """Tokens per second between the results of the last two turns."""
     num_last_results: int = 0
     """Number of results of the last turn that had any, because a turn without work has none."""
-    is_asked_to_return: bool = False
+    is_returning_work: bool = False
     """Whether it was asked to return work and has not returned any since."""
     answer_timer: WaitTimer = field(default_factory=WaitTimer)
     """Timer for its answer."""
@@ -100,7 +100,7 @@ class ClusterRun:
         )
         self._job, self._parts = pool.session.ray.put(pickle_job(job)), parts
         self._max_workers = max_workers
-        self._shares: dict[WorkerSlot, _WorkerState] = {}
+        self._states: dict[WorkerSlot, _WorkerState] = {}
         self._dead_usages: list[tuple[WorkerSlot, Usage]] = []  # usage of dead workers
         self._start = time.monotonic()
         self._error: TreegenError | None = None
@@ -121,7 +121,7 @@ class ClusterRun:
         """Let a worker with a loaded model take part."""
         slot.actor.begin.remote(self._id, self._job)
         status = Status(0, 0, slot.loaded.num_pages if slot.loaded else 0)
-        self._shares[slot] = _WorkerState(deque(), Usage(), status, updated_at=time.monotonic())
+        self._states[slot] = _WorkerState(deque(), Usage(), status, updated_at=time.monotonic())
         self._dispatcher.add(slot.number)
 
     def add_work(self, items: Iterable[WorkItem], floors: Mapping[int, float]) -> None:
@@ -138,22 +138,24 @@ class ClusterRun:
     @property
     def num_open(self) -> int:
         """Number of parts that workers have."""
-        return sum(self._dispatcher.num_open(slot.number) for slot in self._shares)
+        return sum(self._dispatcher.num_open(slot.number) for slot in self._states)
 
     def step(self) -> list[Result]:
         """Return new results after at most a fifth of a second, possibly none.
 
-        Raises what one LLM raises, and WorkerError if no worker is left.
+        A closed run has none. Raises what one LLM raises, and WorkerError if no worker is left.
         """
         if self._error is not None:
             raise self._error
         results: list[Result] = []
-        if gone := self._pool.session.describe_failure():
-            self._give_up(gone)
+        if self.closed:
+            return results
+        if failure := self._pool.session.describe_failure():
+            self._give_up(failure)
             return []
-        self._look_for_workers()
+        self._update_workers()
         # Idle workers first, so that no other worker takes the work that was returned for them.
-        for slot in sorted(self._shares, key=lambda slot: bool(self._shares[slot].turns)):
+        for slot in sorted(self._states, key=lambda slot: bool(self._states[slot].turns)):
             self._assign_turns(slot)
         for slot in self._wait_for_turns():
             results += self._collect(slot)
@@ -164,24 +166,24 @@ class ClusterRun:
             and self._error is None
         ):
             self._error = make_no_workers_error(self._slots)
-        elif not self._shares and self._pool.has_no_room() and self._error is None:
+        elif not self._states and self._pool.has_no_room() and self._error is None:
             self._error = WorkerError(f"no worker is left ({NO_ROOM})")
-        self._add_up()
+        self._update_usage()
         if self._error is not None and not results:
             raise self._error
         return results
 
     def drain(self) -> list[Result]:
-        """Wait for queued turns and return their results; call it before abandoning a run."""
+        """Wait up to a second for queued turns; return their results. Call it before `close`."""
         results: list[Result] = []
         end = time.monotonic() + 4 * TURN_SECONDS
-        while any(share.turns for share in self._shares.values()) and time.monotonic() < end:
+        while any(state.turns for state in self._states.values()) and time.monotonic() < end:
             for slot in self._wait_for_turns():
                 results += self._collect(slot)
-        self._add_up()
+        self._update_usage()
         return results
 
-    def _look_for_workers(self) -> None:
+    def _update_workers(self) -> None:
         for slot in [*self._pool.slots, *self._pool.add_joined_gpus()]:
             over, has_part = slot.over, slot in self._slots
             if self._pool.poll_slot(slot):
@@ -194,41 +196,43 @@ class ClusterRun:
 
     def _assign_turns(self, slot: WorkerSlot) -> None:
         """Queue turns of a worker, with enough work to keep it busy until the turn after."""
-        share, loaded = self._shares[slot], slot.loaded
+        state, loaded = self._states[slot], slot.loaded
         assert loaded is not None
-        while len(share.turns) < NUM_QUEUED_TURNS:
+        while len(state.turns) < NUM_QUEUED_TURNS:
             num_decoded = self._parts or loaded.model_info.max_rows
-            num_rows = num_rows_to_hold(num_decoded, share.num_last_results)
+            num_rows = num_rows_to_hold(num_decoded, state.num_last_results)
             parts = self._dispatcher.assign(slot.number, num_decoded=num_decoded, num_rows=num_rows)
             if not parts and not self._dispatcher.num_open(slot.number):
-                if not share.turns:
+                if not state.turns:
                     self._rebalance(slot)
                 return
-            self._turn(slot, [(part.key, list(part.indices)) for part in parts])
+            self._queue_turn(slot, [(part.key, list(part.indices)) for part in parts])
 
-    def _turn(self, slot: WorkerSlot, parts: list[tuple[int, list[int]]], recall: int = 0) -> None:
+    def _queue_turn(
+        self, slot: WorkerSlot, parts: list[tuple[int, list[int]]], recall: int = 0
+    ) -> None:
         floors = {key: self._floors[key] for key, _ in parts if key in self._floors}
         turn = slot.actor.turn.remote(self._id, parts, recall, TURN_SECONDS, floors)
-        self._shares[slot].turns.append(turn)
+        self._states[slot].turns.append(turn)
 
     def _rebalance(self, idle: WorkerSlot) -> None:
         """Ask the busiest worker to return work that it has not started, for an idle worker."""
         donor = self._dispatcher.find_donor()
-        slot = next((s for s in self._shares if donor and s.number == donor[0]), None)
-        if donor is None or slot is None or slot is idle or self._shares[slot].is_asked_to_return:
+        slot = next((s for s in self._states if donor and s.number == donor[0]), None)
+        if donor is None or slot is None or slot is idle or self._states[slot].is_returning_work:
             return
-        if len(self._shares[slot].turns) <= NUM_QUEUED_TURNS:
-            self._turn(slot, [], recall=donor[1])
-            self._shares[slot].is_asked_to_return = True
+        if len(self._states[slot].turns) <= NUM_QUEUED_TURNS:
+            self._queue_turn(slot, [], recall=donor[1])
+            self._states[slot].is_returning_work = True
 
     def _wait_for_turns(self) -> list[WorkerSlot]:
         """Wait a while for a turn to end, also by an error; return the workers with ended turns."""
-        slot_of = {turn: slot for slot, share in self._shares.items() for turn in share.turns}
+        slot_of = {turn: slot for slot, state in self._states.items() for turn in state.turns}
         waiting = [*slot_of, *(s.loading for s in self._pool.slots if s.loading is not None)]
         if not waiting:
             return []
         ray = self._pool.session.ray
-        done, _ = ray.wait(waiting, num_returns=1, timeout=_WAIT)
+        done, _ = ray.wait(waiting, num_returns=1, timeout=_WAIT_SECONDS)
         if done:
             done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         return list(dict.fromkeys(slot_of[turn] for turn in done if turn in slot_of))
@@ -236,52 +240,54 @@ class ClusterRun:
     def _collect(self, slot: WorkerSlot) -> list[Result]:
         """Return the new results of a worker's ended turns."""
         ray, results = self._pool.session.ray, list[Result]()
-        share = self._shares[slot]
-        while share.turns and ray.wait([share.turns[0]], timeout=0)[0]:
+        state = self._states[slot]
+        while state.turns and ray.wait([state.turns[0]], timeout=0)[0]:
             try:
-                batch: TurnResult = ray.get(share.turns.popleft())
+                result: TurnResult = ray.get(state.turns.popleft())
             except ray.exceptions.RayError as error:
                 self._handle_worker_death(slot, self._pool.session.describe_worker_error(error))
                 break
-            results += self._note(slot, share, batch)
-            if batch.failure is not None:
-                if batch.failure.error is None:
-                    self._handle_worker_death(slot, batch.failure.reason)
+            results += self._record_turn(slot, state, result)
+            if result.failure is not None:
+                if result.failure.error is None:
+                    self._handle_worker_death(slot, result.failure.reason)
                 else:
-                    self._error = batch.failure.error
+                    self._error = result.failure.error
                 break
         return results
 
     def _end_hung_workers(self) -> None:
         """Treat workers that have not answered for a long time as dead."""
-        for slot, share in list(self._shares.items()):
-            if share.answer_timer.has_timed_out(goes_on=bool(share.turns)):
+        for slot, state in list(self._states.items()):
+            if state.answer_timer.has_timed_out(goes_on=bool(state.turns)):
                 self._handle_worker_death(
                     slot, f"it did not respond for {PATIENCE / 60:.0f} minutes"
                 )
 
-    def _note(self, slot: WorkerSlot, share: _WorkerState, batch: TurnResult) -> list[Result]:
-        """Record a batch; return the results that are new."""
+    def _record_turn(
+        self, slot: WorkerSlot, state: _WorkerState, result: TurnResult
+    ) -> list[Result]:
+        """Record the result of a turn; return the results of parts that are new."""
         now = time.monotonic()
-        share.answer_timer.has_timed_out(goes_on=False)
-        done = [r for r in batch.results if self._dispatcher.done(slot.number, r[0], r[1])]
-        if batch.given_back:
-            self._dispatcher.requeue(slot.number, batch.given_back)
-        if done or batch.given_back:
-            share.is_asked_to_return = False
+        state.answer_timer.has_timed_out(goes_on=False)
+        done = [r for r in result.results if self._dispatcher.done(slot.number, r[0], r[1])]
+        if result.returned:
+            self._dispatcher.requeue(slot.number, result.returned)
+        if done or result.returned:
+            state.is_returning_work = False
         if done:
-            slot.failures, share.num_last_results = 0, len(done)
-        tokens = batch.usage.decoded_tokens - share.usage.decoded_tokens
-        share.rate = tokens / max(now - share.updated_at, 1e-3)
-        share.updated_at = now
-        share.usage, share.status, share.levels = batch.usage, batch.status, batch.levels
+            slot.failures, state.num_last_results = 0, len(done)
+        tokens = result.usage.decoded_tokens - state.usage.decoded_tokens
+        state.rate = tokens / max(now - state.updated_at, 1e-3)
+        state.updated_at = now
+        state.usage, state.status, state.levels = result.usage, result.status, result.levels
         return done
 
     def _handle_worker_death(self, slot: WorkerSlot, reason: str) -> None:
         """Handle the death of a worker: reassign its work, and start another in its place."""
-        share = self._shares.pop(slot)
-        gone = replace(share.usage, peak_rows=0, peak_pages=0, num_pages=0)
-        self._dead_usages.append((slot, gone))
+        state = self._states.pop(slot)
+        usage = replace(state.usage, peak_rows=0, peak_pages=0, num_pages=0)
+        self._dead_usages.append((slot, usage))
         before = set(self._dispatcher.left_out)
         self._pool.replace_worker(slot, reason)
         self._dispatcher.remove_worker(slot.number, for_good=slot.over)
@@ -298,14 +304,14 @@ class ClusterRun:
 
     # Reporting
 
-    def _add_up(self) -> None:
-        shares = [(slot, share.usage) for slot, share in self._shares.items()]
-        sum_usages([usage for _, usage in [*self._dead_usages, *shares]], self.usage)
+    def _update_usage(self) -> None:
+        states = [(slot, state.usage) for slot, state in self._states.items()]
+        sum_usages([usage for _, usage in [*self._dead_usages, *states]], self.usage)
         self.usage.seconds = time.monotonic() - self._start
 
     def status(self) -> Status:
         """Return the active rows and used pages of all workers together."""
-        statuses = [share.status for share in self._shares.values()]
+        statuses = [state.status for state in self._states.values()]
         return Status(
             sum(status.rows for status in statuses),
             sum(status.pages for status in statuses),
@@ -315,7 +321,7 @@ class ClusterRun:
     def levels(self) -> tuple[LevelRows, ...]:
         """Return the tree levels that rows read now; a segment counts once for each worker."""
         by_depth: dict[int, LevelRows] = {}
-        for level in (level for share in self._shares.values() for level in share.levels):
+        for level in (level for state in self._states.values() for level in state.levels):
             total = by_depth.get(level.depth, LevelRows(level.depth, 0, 0, 0))
             by_depth[level.depth] = LevelRows(
                 level.depth,
@@ -332,16 +338,16 @@ class ClusterRun:
             tokens[slot] = tokens.get(slot, 0) + usage.decoded_tokens
         rows = []
         for slot in self._slots:
-            share = self._shares.get(slot)
+            state = self._states.get(slot)
             rows.append(
                 WorkerStatus(
                     name=slot.name,
                     where=slot.loaded.where if slot.loaded else "",
-                    tokens=tokens.get(slot, 0) + (share.usage.decoded_tokens if share else 0),
-                    tokens_per_second=share.rate if share else 0.0,
-                    rows=share.status.rows if share else 0,
-                    pages=share.status.pages if share else 0,
-                    num_pages=share.status.num_pages if share else 0,
+                    tokens=tokens.get(slot, 0) + (state.usage.decoded_tokens if state else 0),
+                    tokens_per_second=state.rate if state else 0.0,
+                    rows=state.status.rows if state else 0,
+                    pages=state.status.pages if state else 0,
+                    num_pages=state.status.num_pages if state else 0,
                     deaths=slot.num_processes - 1 + slot.over,
                 )
             )
@@ -351,7 +357,8 @@ class ClusterRun:
         """Stop the run and drop results that have not arrived."""
         if not self.closed:
             self.closed = True
-            for slot in self._shares:
+            for slot, state in self._states.items():
+                state.turns.clear()
                 slot.actor.end.remote(self._id)
 
 

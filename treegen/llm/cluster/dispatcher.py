@@ -22,19 +22,18 @@ from treegen.prompts.plan.plan import Plan
 MAX_DEATHS: Final = 3
 """How often a problem may crash a worker that does nothing else before it is left out."""
 _SUSPECT: Final = 2  # number of deaths from which on a problem is assigned separately
-_LANE_TOLERANCE: Final = (
-    0.05  # part of a lane's share within which a lane ends at the end of a problem
-)
+# A lane ends at the end of a problem if that changes its cost by at most this part of its share.
+_LANE_TOLERANCE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Work that belongs together."""
+    """Parts of one key, such as samples of a problem, which are assigned together."""
 
     key: int
-    """What the work belongs to, such as a problem."""
+    """Number of the problem, the request or the group of requests."""
     indices: tuple[int, ...]
-    """Its parts, such as samples."""
+    """Indices of the parts, such as samples."""
     weight: float = 1.0
     """Cost of each part, in tokens."""
     is_atomic: bool = False
@@ -75,9 +74,8 @@ class Dispatcher:
         self._items = {item.key: item for item in items}
         self._lanes: dict[int, deque[WorkItem]] = {worker: deque() for worker in workers}
         self._open: dict[int, dict[int, set[int]]] = defaultdict(dict)  # worker, key, indices
-        self._suspects: deque[tuple[list[WorkItem], int]] = (
-            deque()
-        )  # with the worker that they crashed
+        # Lists of items that were open when a worker crashed, with the number of the worker.
+        self._suspects: deque[tuple[list[WorkItem], int]] = deque()
         self._suspect_workers: set[int] = set()  # workers that have suspects
         self._lost_workers: set[int] = set()  # workers that are lost, and may return
         self._crash_counts: Counter[int] = Counter()
@@ -101,8 +99,8 @@ class Dispatcher:
                     taken = round(before / item.weight)
                     is_far = min(before, after) > share * _LANE_TOLERANCE
                     if is_far and not item.is_atomic and 0 < taken < item.size:
-                        item, behind = item.cut(taken)
-                        queue.appendleft(behind)
+                        item, remainder = item.cut(taken)
+                        queue.appendleft(remainder)
                     elif filled and before < after:
                         queue.appendleft(item)
                         break
@@ -113,7 +111,7 @@ class Dispatcher:
     # Workers
 
     def add(self, worker: int) -> None:
-        """Add a worker, or one that was lost and has returned; it steals work from the others."""
+        """Add a new worker, or a lost one that has returned; it steals work from the others."""
         self._lanes.setdefault(worker, deque())
         self._lost_workers.discard(worker)
 
@@ -128,21 +126,21 @@ class Dispatcher:
         self._lost_workers.add(worker)
         self._suspect_workers.discard(worker)
         self._crash_counts.update(open_items.keys())
-        back = [
+        returned = [
             replace(self._items[key], indices=tuple(sorted(indices)))
             for key, indices in open_items.items()
             if key not in self.left_out
         ]
-        if len(back) == 1:
-            (only,) = back
+        if len(returned) == 1:
+            (only,) = returned
             self._solo_crash_counts[only.key] += 1
             if self._solo_crash_counts[only.key] >= MAX_DEATHS:
                 self._leave_out(only.key)
-                back = []
-        suspects = [item for item in back if self._crash_counts[item.key] >= _SUSPECT]
+                returned = []
+        suspects = [item for item in returned if self._crash_counts[item.key] >= _SUSPECT]
         half = -(-len(suspects) // 2)
         self._suspects += ((part, worker) for part in (suspects[:half], suspects[half:]) if part)
-        unsuspected = [item for item in back if self._crash_counts[item.key] < _SUSPECT]
+        unsuspected = [item for item in returned if self._crash_counts[item.key] < _SUSPECT]
         self._lanes.setdefault(worker, deque()).extendleft(reversed(unsuspected))
         if for_good:
             lane = self._lanes.pop(worker)
@@ -156,8 +154,10 @@ class Dispatcher:
         items = [item for lane in self._lanes.values() for item in lane]
         items += [item for part, _ in self._suspects for item in part]
         keys = {item.key for item in items} | {k for parts in self._open.values() for k in parts}
-        for key in keys:
-            self._leave_out(key)
+        self.left_out |= keys
+        for lane in self._lanes.values():
+            lane.clear()
+        self._suspects.clear()
         self._open.clear()
         return sorted(keys)
 
@@ -168,8 +168,10 @@ class Dispatcher:
             remaining = [item for item in lane if item.key != key]
             lane.clear()
             lane.extend(remaining)
-        suspects = [([i for i in items if i.key != key], who) for items, who in self._suspects]
-        self._suspects = deque((items, who) for items, who in suspects if items)
+        suspects = [
+            ([i for i in items if i.key != key], number) for items, number in self._suspects
+        ]
+        self._suspects = deque((items, number) for items, number in suspects if items)
 
     # Work
 
@@ -323,7 +325,7 @@ class Dispatcher:
         """Return the worker from which an idle worker can take rows, and how many rows.
 
         Returns:
-            None if no worker has two rows.
+            None if no worker has two rows, or the worker with the most rows has suspects.
         """
         counts = {worker: self.num_open(worker) for worker in self._lanes}
         worker = max(counts, key=lambda number: counts[number], default=None)
@@ -388,8 +390,8 @@ def score_groups(plan: Plan) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for plan_index in sort_depth_first(plan):
         first = (plan.requests[plan_index].score_from or 1) - 1
-        above = next(s for s in plan.path(plan_index) if s.start <= first)
-        groups.setdefault(above.index, []).append(plan_index)
+        segment = next(s for s in plan.path(plan_index) if s.start <= first)
+        groups.setdefault(segment.index, []).append(plan_index)
     return list(groups.values())
 
 

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from treegen.search.tree.node import SearchFn
     from treegen.search.tree.result import SearchProblem, SearchResult
 
-_NONE = np.empty(0, dtype=np.int32)
+_NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPlan:
-    """A plan without prompts, which its segments contain, and sampling parameters."""
+    """A plan to be pickled, and sampling parameters. Only its segments have the prompts' tokens."""
 
     plan: Plan
-    """The plan, with requests without tokens."""
+    """The plan, whose requests have no tokens."""
     params: tuple[SamplingParams, ...]
     """The distinct sampling parameters."""
     params_of: tuple[int, ...]
@@ -49,8 +49,10 @@ class PackedPlan:
     def of(plan: Plan, params: Sequence[SamplingParams]) -> PackedPlan:
         """Pack a plan and the sampling parameters of each of its requests."""
         sets = {one.sampling_key: one for one in params}
-        index_of = {drawing: index for index, drawing in enumerate(sets)}
-        requests = tuple(replace(request, tokens=_NONE, images=()) for request in plan.requests)
+        index_of = {key: index for index, key in enumerate(sets)}
+        requests = tuple(
+            replace(request, tokens=_NO_TOKENS, images=()) for request in plan.requests
+        )
         # Copies, because pickling a view would include the whole prompt.
         segments = tuple(replace(s, tokens=s.tokens.copy()) for s in plan.segments)
         packed = replace(plan, requests=requests, segments=segments)
@@ -200,7 +202,7 @@ class _ScoringShare(JobShare):
         }
 
     def add_work(self, parts: Iterable[Part]) -> None:
-        self._stream.add_work((self._groups[key][index], []) for key, of in parts for index in of)
+        self._stream.add_work((self._groups[key][i], []) for key, indices in parts for i in indices)
 
     def take_back(self, max_parts: int) -> list[Part]:
         parts = (self._part_of[plan_index] for plan_index, _ in self._stream.withdraw(max_parts))
@@ -239,7 +241,7 @@ def pickle_job(job: object) -> bytes:
     from ray import cloudpickle
 
     pickle: Any = cloudpickle  # partly without types
-    _send_loose_modules(pickle.register_pickle_by_value)
+    _register_modules_loaded_by_path(pickle.register_pickle_by_value)
     try:
         with pickling_for_other_process():
             data: bytes = pickle.dumps(job)
@@ -274,8 +276,8 @@ def sendable_result(result: SearchResult) -> SearchResult:
     return result
 
 
-def _send_loose_modules(register: Callable[[ModuleType], None]) -> None:
-    """Register modules that were loaded by path, such as tasks, to be pickled by value.
+def _register_modules_loaded_by_path(register: Callable[[ModuleType], None]) -> None:
+    """Register modules that workers cannot import, such as tasks, to be pickled by value.
 
     Functions of the main program are always pickled by value.
     """
@@ -285,13 +287,13 @@ def _send_loose_modules(register: Callable[[ModuleType], None]) -> None:
         if not getattr(module, "__file__", None) or getattr(module, "__name__", "") != name:
             continue
         if top not in is_installed:
-            is_installed[top] = _is_found(top)
+            is_installed[top] = _is_importable(top)
         if not is_installed[top]:
             register(module)
 
 
-def _is_found(name: str) -> bool:
-    """Return whether a module can be imported by name, here and so in a worker."""
+def _is_importable(name: str) -> bool:
+    """Return whether a module can be imported by its name here, and therefore in a worker."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         if find is not None and find(name, None) is not None:

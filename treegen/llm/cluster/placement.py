@@ -75,24 +75,24 @@ def parse_placement(
             else "select the GPUs only with gpus (--gpus)"
         )
         raise InputError(f"gpus (--gpus) cannot be used together with device {device}; {other}")
-    count, chosen = _read(ALL if gpus is None else gpus)
+    count, indices = _parse_gpus(ALL if gpus is None else gpus)
     if address is not None:
-        if chosen:
+        if indices:
             raise InputError(
                 "indices of GPUs (--gpus 0,2) are not supported with a Ray cluster; pass the "
                 "number of GPUs, or all"
             )
         return Placement("cuda", count, address=_check_address(address))
-    there = num_gpus()
-    if not there:
+    num_available = num_gpus()
+    if not num_available:
         raise InputError("torch sees no GPU on this machine; use workers on CPUs (--workers N)")
-    if max(count or 0, max(chosen, default=-1) + 1) > there:
-        what = f"GPU {max(chosen)} was" if chosen else f"{count} GPUs were"
+    if max(count or 0, max(indices, default=-1) + 1) > num_available:
+        what = f"GPU {max(indices)} was" if indices else f"{count} GPUs were"
         raise InputError(
-            f"{what} requested (--gpus), but this machine has {there}; request fewer GPUs"
+            f"{what} requested (--gpus), but this machine has {num_available}; request fewer GPUs"
         )
-    chosen = chosen or tuple(range(count or there))
-    return Placement("cuda", len(chosen), chosen)
+    indices = indices or tuple(range(count or num_available))
+    return Placement("cuda", len(indices), indices)
 
 
 def num_gpus() -> int:
@@ -102,7 +102,7 @@ def num_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _read(gpus: str | int) -> tuple[int | None, tuple[int, ...]]:
+def _parse_gpus(gpus: str | int) -> tuple[int | None, tuple[int, ...]]:
     """Parse the gpus option: return the number of GPUs, None for all, and their indices."""
     text = str(gpus).strip()
     if text == ALL:

@@ -20,29 +20,29 @@ from treegen.common.signals import SIGNALS, second_signal_handler
 from treegen.errors import InputError, WorkerError
 from treegen.llm.cluster.placement import Placement
 
-# Bytes, allocated as they are filled; Ray requires at least 75 MiB.
-_OBJECT_STORE: Final = 80 * 2**20
-_SECONDS: Final = 15.0  # time limit for an address to answer
+# Memory that Ray allocates as objects fill it. Ray requires at least 75 MiB.
+_OBJECT_STORE_BYTES: Final = 80 * 2**20
+_ANSWER_SECONDS: Final = 15.0  # time limit for an address to answer
 # Start of an HTTP/2 connection, which Ray uses: a preface, then settings from both sides.
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS: Final = b"\x04"
 _POLL_SECONDS: Final = 0.2  # seconds between checks that Ray's processes are alive
 _CONNECT_SECONDS: Final = 5.0  # limit of a connection; a process that is silent may be busy
 # Seconds in which the server of a Ray cluster may restart. Ray ends this process after 60.
-_PATIENCE: Final = 40.0
-_GONE: Final = (
+_RESTART_SECONDS: Final = 40.0
+_PROCESS_DIED: Final = (
     "Ray stopped, because Ray's process {} died; the kernel may have killed the process (see dmesg)"
 )
 # Environment variables that Ray reads on import. With them Ray reports no usage statistics, listens
 # only on the loopback device, and requires a token that no other process knows.
-_QUIET: Final = {
+_ENVIRONMENT: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Ray prints messages about dead workers to stdout, which other programs read. treegen reports
     # dead workers itself.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
-_PRIVATE: Final = {
+_PRIVATE_ENVIRONMENT: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
     # Otherwise workers have a lower priority than other processes, such as sandboxed programs.
@@ -75,18 +75,18 @@ class RaySession:
         if placement.address not in (None, "auto"):
             _check_answers(placement.address)
         self.ray: Any = _import_ray(private=placement.address is None)
-        self._is_ours = not self.ray.is_initialized()  # otherwise the caller ends it
-        patience = _PATIENCE
-        if self._is_ours and placement.address is not None:
+        self._is_started_here = not self.ray.is_initialized()  # otherwise the caller ends it
+        patience = _RESTART_SECONDS
+        if self._is_started_here and placement.address is not None:
             self._join(placement.address)
-        elif self._is_ours:
+        elif self._is_started_here:
             patience = 0.0  # nothing restarts the server
             with _set_visible_gpus(placement.gpus):
                 self._init(
                     address="local",
                     num_cpus=cpus,
                     num_gpus=len(placement.gpus),
-                    object_store_memory=_OBJECT_STORE,
+                    object_store_memory=_OBJECT_STORE_BYTES,
                     include_dashboard=False,
                 )
         try:
@@ -128,7 +128,7 @@ class RaySession:
         """Return a message about an ended process of Ray; empty while Ray works.
 
         Args:
-            at_once: Check now. Default: use a check of the last moments if there is one.
+            at_once: Whether to check now. Default: reuse the result of the last 0.2 seconds.
         """
         return self._monitor.describe_failure(at_once=at_once)
 
@@ -160,17 +160,17 @@ class RaySession:
 
     def close(self) -> None:
         """Stop Ray, or disconnect from it, unless the caller had connected."""
-        if self._is_ours:
-            self._is_ours = False
+        if self._is_started_here:
+            self._is_started_here = False
             with defer_signals():
                 self.ray.shutdown()
 
 
 def _import_ray(*, private: bool) -> Any:
     """Import Ray, which then reads its environment variables; the user's values take precedence."""
-    values = _QUIET
+    values = _ENVIRONMENT
     if private and "ray" not in sys.modules:
-        values = _QUIET | _PRIVATE | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        values = _ENVIRONMENT | _PRIVATE_ENVIRONMENT | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     for name, value in values.items():
         os.environ.setdefault(name, value)
     import ray
@@ -184,7 +184,9 @@ def _check_answers(address: str) -> None:
         return  # the server answers only clients with a certificate
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS) as server:
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS
+        ) as server:
             server.sendall(_PREFACE)
             answer = server.recv(9)
     except OSError as error:
@@ -227,15 +229,15 @@ class RayMonitor:
     """
 
     def __init__(self, ray: Any, patience: float) -> None:
-        """Find the processes of Ray, which must all be alive.
+        """Find the addresses of Ray's processes, which must all be alive.
 
         Args:
             ray: The connected module.
             patience: Seconds in which Ray's server may restart.
         """
-        here = ray.get_runtime_context()
-        node_id = here.get_node_id()
-        host, _, port = here.gcs_address.rpartition(":")
+        context = ray.get_runtime_context()
+        node_id = context.get_node_id()
+        host, _, port = context.gcs_address.rpartition(":")
         self._server = (host.strip("[]"), int(port))
         # A driver may be connected from a machine that is not a node.
         self._raylet = next(
@@ -258,14 +260,14 @@ class RayMonitor:
             return self._failure
         self._last = now
         if self._raylet is not None and _refuses(self._raylet):
-            self._failure = _GONE.format("raylet")
+            self._failure = _PROCESS_DIED.format("raylet")
         elif not _refuses(self._server):
             self.refused_since = None
         else:
             if self.refused_since is None:
                 self.refused_since = now
             if now - self.refused_since >= self._patience:
-                self._failure = _GONE.format("gcs_server")
+                self._failure = _PROCESS_DIED.format("gcs_server")
         return self._failure
 
 

@@ -52,7 +52,7 @@ class WorkerInfo:
     device: str
     """Name of its device."""
     where: str
-    """Name of its machine."""
+    """Host name of its machine."""
     pid: int
     """Id of its process."""
     num_pages: int
@@ -66,8 +66,8 @@ class TurnResult:
     """The results of a turn."""
 
     results: list[Result] = field(default_factory=list)
-    """The finished parts."""
-    given_back: list[Part] = field(default_factory=list)
+    """The results of finished parts."""
+    returned: list[Part] = field(default_factory=list)
     """Parts that the worker returns, so that other workers can do them."""
     usage: Usage = field(default_factory=Usage)
     """The usage of the worker's run after the turn."""
@@ -90,9 +90,9 @@ class Worker:
         """Set up a worker without a model."""
         raise_gc_threshold()
         self._llm: LLM | None = None
-        self._before: list[Any] = []  # kept for jobs that need them
-        self._task: JobShare | None = None
-        self._number = -1  # number of the run
+        self._before: list[Any] = []  # what the functions returned, kept for jobs that need it
+        self._share: JobShare | None = None
+        self._number = -1  # number of the run; -1 if there is none
         self._failed: WorkerFailure | None = None
 
     def load(
@@ -147,7 +147,7 @@ class Worker:
         assert self._llm is not None
         try:
             job: WorkerJob = unpickle_job(packed)
-            self._task = job.begin(self._llm)
+            self._share = job.begin(self._llm)
         except Exception as error:
             self._failed = WorkerFailure.of(error)
 
@@ -165,34 +165,34 @@ class Worker:
         """
         if number != self._number:
             return TurnResult()
-        task, results = self._task, list[Result]()
-        if task is None:
+        share, results = self._share, list[Result]()
+        if share is None:
             return TurnResult(failure=self._failed)
-        given_back: list[Part] = []
+        returned: list[Part] = []
         failure: WorkerFailure | None = None
         try:
-            task.set_floors(floors)
-            task.add_work(parts)
-            given_back = task.take_back(recall) if recall else []
+            share.set_floors(floors)
+            share.add_work(parts)
+            returned = share.take_back(recall) if recall else []
             end = time.monotonic() + seconds
-            while task.run.has_work and time.monotonic() < end:
-                results += task.step()
+            while share.run.has_work and time.monotonic() < end:
+                results += share.step()
         except Exception as error:
             failure = WorkerFailure.of(error)
         return TurnResult(
             results=results,
-            given_back=given_back,
-            usage=replace(task.run.usage),
-            status=task.run.status(),
-            levels=task.run.levels() if failure is None else (),
+            returned=returned,
+            usage=replace(share.run.usage),
+            status=share.run.status(),
+            levels=share.run.levels() if failure is None else (),
             failure=failure,
         )
 
     def end(self, number: int) -> None:
         """End this worker's share of a run."""
-        if number == self._number and self._task is not None:
-            self._task.run.close()
-            self._task = None
+        if number == self._number and self._share is not None:
+            self._share.run.close()
+            self._share = None
         self._number = -1 if number == self._number else self._number
 
 

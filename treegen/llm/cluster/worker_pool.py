@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 600.0
 """Seconds that Ray may take to place the first worker, and that a worker may take to answer."""
-_GAP: Final = 5.0  # maximum number of seconds that count between two checks
+_MAX_GAP_SECONDS: Final = 5.0  # maximum number of seconds that count between two checks
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class WaitTimer:
     def has_timed_out(self, *, goes_on: bool) -> bool:
         """Record whether the wait continues; return whether it has exceeded the time limit."""
         now = time.monotonic()
-        self._seconds = self._seconds + min(now - self._last, _GAP) if goes_on else 0.0
+        self._seconds = self._seconds + min(now - self._last, _MAX_GAP_SECONDS) if goes_on else 0.0
         self._last = now
         return self._seconds > PATIENCE
 
@@ -47,8 +47,9 @@ MAX_FAILURES: Final = 5
 NO_ROOM: Final = (
     f"Ray found no room for workers within {PATIENCE / 60:.0f} minutes; check `ray status`"
 )
-_TURN: Final = 0.2  # maximum seconds of one check of workers, during which signals are deferred
-_POLL_SECONDS: Final = 5.0  # seconds between checks for GPUs that have joined
+# Maximum seconds of one check of workers, during which signals are deferred.
+_CHECK_SECONDS: Final = 0.2
+_GPU_CHECK_SECONDS: Final = 5.0  # seconds between checks for GPUs that have joined
 
 
 @dataclass(eq=False, slots=True)
@@ -80,7 +81,7 @@ class WorkerSlot:
         return f"worker {self.number}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class WorkerPool:
     """All workers of one Cluster."""
 
@@ -106,7 +107,7 @@ class WorkerPool:
     """Whether the first workers are loading their models."""
     devices: set[str] = field(default_factory=set)
     """Names of the workers' devices."""
-    _look_due: float = 0.0
+    _next_gpu_check: float = 0.0
     _placement_timer: WaitTimer = field(default_factory=WaitTimer)
 
     def start(self, count: int) -> None:
@@ -132,17 +133,17 @@ class WorkerPool:
             )
         for text in dict.fromkeys(w for s in self.slots if s.loaded for w in s.loaded.warnings):
             warnings.warn(text, ModelWarning, stacklevel=2)
-        self._look_due = time.monotonic() + _POLL_SECONDS
+        self._next_gpu_check = time.monotonic() + _GPU_CHECK_SECONDS
 
     def _poll_loading(self) -> None:
-        self.session.ray.wait([s.loading for s in self.slots if s.loading], timeout=_TURN)
+        self.session.ray.wait([s.loading for s in self.slots if s.loading], timeout=_CHECK_SECONDS)
         for slot in self.slots:
             failures = slot.failures
             self.poll_slot(slot)
             has_died = slot.failures > failures
-            if gone := self.session.describe_failure(at_once=has_died):
-                raise WorkerError(f"{slot.name} cannot be started: {gone}; try again")
-            if all(each.over for each in self.slots):
+            if failure := self.session.describe_failure(at_once=has_died):
+                raise WorkerError(f"{slot.name} cannot be started: {failure}; try again")
+            if all(other.over for other in self.slots):
                 raise WorkerError(f"{make_no_workers_error(self.slots)}; start the run again")
             if has_died:
                 action = "given up" if slot.over else "restarted"
@@ -220,10 +221,10 @@ class WorkerPool:
 
     def add_joined_gpus(self) -> list[WorkerSlot]:
         """Start workers on GPUs that have joined the Ray cluster; return their slots."""
-        is_due = time.monotonic() >= self._look_due and not self.session.is_server_down
+        is_due = time.monotonic() >= self._next_gpu_check and not self.session.is_server_down
         if not self.adds_joined_gpus or not is_due:
             return []
-        self._look_due = time.monotonic() + _POLL_SECONDS
+        self._next_gpu_check = time.monotonic() + _GPU_CHECK_SECONDS
         free = int(self.session.get_free_resources().get("GPU", 0))
         waiting = sum(slot.loading is not None for slot in self.slots)
         have = len(self.slots)

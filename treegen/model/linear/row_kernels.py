@@ -203,7 +203,7 @@ def _largest(
 
 
 def largest(scores: Tensor, values: Tensor, indices: Tensor) -> None:
-    """Fill values and indices as documented in `treegen.model.compiled.topk_rows`.
+    """Fill values and indices as documented in `treegen.model.graph_passes.topk_rows`.
 
     Args:
         scores: Scores [..., E].

@@ -126,7 +126,7 @@ class Ranks:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Overwrite a dense tensor with its sum over all ranks and return it. A collective."""
-        return sum_over_ranks(tensor)
+        return _sum_in_place(tensor)
 
     def gather_logits(self, logits_SV: Tensor, vocab_size: int) -> Tensor:
         """Return logits [S, V] of the whole vocabulary, gathered from the shards of all ranks."""
@@ -285,41 +285,71 @@ def _abort_group() -> None:
 _NOT_JOINED: Final = "a part of a model is computed without the other ranks"
 
 
-@torch.library.custom_op("treegen::sum_over_ranks", mutates_args=("partial",))
-def _sum_over_ranks(partial: Tensor) -> None:
-    """Sum a tensor over the ranks, in place."""
-    _sum_in_place(partial)
+@torch.library.custom_op("treegen::sum_over_ranks", mutates_args=())
+def sum_over_ranks(partial: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Return the sum of a dense tensor over all ranks, plus a residual.
 
-
-@_sum_over_ranks.register_fake
-def _(partial: Tensor) -> None:
-    return None
-
-
-@torch.library.custom_op("treegen::linear_over_ranks", mutates_args=())
-def linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
-    """Return the sum over all ranks of input [..., I] @ weight [O, I].T."""
+    Args:
+        partial: This rank's tensor.
+        residual: A tensor that all ranks have, of as many numbers; None for no residual.
+    """
     assert _joined, _NOT_JOINED
-    output = input.new_empty(*input.shape[:-1], weight.shape[0])
-    shared = _joined[0].shared
-    if shared is None or (partial := shared.view_like(output)) is None:
-        output = linear(input, weight)
-        _sum_in_place(output)
-    else:
-        torch.mm(input.flatten(0, -2), weight.T, out=partial.flatten(0, -2))
-        shared.sum_into(partial, output)
+    output = torch.empty_like(partial)
+    if not _sum_in_shared_memory(output, partial, residual):
+        _sum_in_place(output.copy_(partial), residual)
     return output
 
 
-def _sum_in_place(partial: Tensor) -> None:
+@sum_over_ranks.register_fake
+def _(partial: Tensor, residual: Tensor | None = None) -> Tensor:
+    return torch.empty_like(partial)
+
+
+@torch.library.custom_op("treegen::linear_over_ranks", mutates_args=())
+def linear_over_ranks(input: Tensor, weight: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Return the sum over all ranks of the products with their shards, plus a residual.
+
+    Args:
+        input: This rank's shard of the inputs [..., I].
+        weight: This rank's shard of the weight [O, I].
+        residual: A tensor that all ranks have, of as many numbers as the output [..., O]; None for
+            no residual.
+    """
+    return _sum_in_place(linear(input, weight), residual)
+
+
+@linear_over_ranks.register_fake
+def _(input: Tensor, weight: Tensor, residual: Tensor | None = None) -> Tensor:
+    return input.new_empty(*input.shape[:-1], weight.shape[0])
+
+
+def can_add_residuals() -> bool:
+    """Return whether it is faster to add a residual together with a sum over ranks."""
+    return bool(_joined) and _joined[0].shared is not None
+
+
+def _sum_in_place(partial: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Overwrite a dense tensor with its sum over all ranks, plus a residual, and return it."""
     assert _joined, _NOT_JOINED
     ranks = _joined[0]
+    if _sum_in_shared_memory(partial, partial, residual):
+        return partial
     if ranks.fixed_order and ranks.size > 2 and partial.is_floating_point():
         _sum_in_order(partial, ranks.size)
-    elif ranks.shared is not None and (view := ranks.shared.view_like(partial)) is not None:
-        ranks.shared.sum_into(view.copy_(partial), partial)
     else:
         dist.all_reduce(partial)  # a sum of two numbers, or of integers, has one result
+    return partial if residual is None else partial.add_(residual.view_as(partial))
+
+
+def _sum_in_shared_memory(output: Tensor, partial: Tensor, residual: Tensor | None) -> bool:
+    """Write the sum over ranks plus a residual to `output`; return False if it was not possible."""
+    shared = _joined[0].shared
+    if shared is None or not shared.can_sum(partial):
+        return False
+    if residual is not None and not shared.can_sum(residual):
+        residual = residual.clone(memory_format=torch.contiguous_format)
+    shared.sum_into(output, partial, residual)
+    return True
 
 
 def _sum_in_order(partial: Tensor, size: int) -> None:
@@ -329,11 +359,6 @@ def _sum_in_order(partial: Tensor, size: int) -> None:
     for part in parts[1:]:
         total = total + part
     partial.copy_(total)
-
-
-@linear_over_ranks.register_fake
-def _(input: Tensor, weight: Tensor) -> Tensor:
-    return input.new_empty(*input.shape[:-1], weight.shape[0])
 
 
 @torch.library.custom_op("treegen::gather_columns", mutates_args=())
@@ -355,9 +380,3 @@ def _gather(part: Tensor, size: int) -> Tensor:
 @gather_columns.register_fake
 def _(part: Tensor, size: int) -> Tensor:
     return part.new_empty(*part.shape[:-1], size * part.shape[-1])
-
-
-def sum_over_ranks(partial: Tensor) -> Tensor:
-    """Sum a dense tensor over all ranks in place and return it."""
-    _sum_over_ranks(partial)
-    return partial

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from math import inf
 from typing import Final
 
 import torch
@@ -16,83 +14,106 @@ import torch.distributed as dist
 from torch import Tensor
 
 from treegen.common.lifetimes import use_environment_default
-from treegen.common.synchronization import run_in_daemon
+from treegen.ops.kernel_modules import import_kernels
 
-_RELEASE_SECONDS: Final = 2.0  # seconds after a rank has died in which more sums may be launched
 _NO_MULTICAST: Final = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # read when ranks exchange their memory
 _SYMMETRIC_MEMORY: Final = "torch.distributed._symmetric_memory"
+_KERNELS: Final = "treegen.model.parallel.sum_kernels"
 _NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-_SHARED_BYTES: Final = 64 << 20
-_ONE_SHOT_BYTES: Final = 512 << 10  # larger sums are faster if each rank adds up a part
-_SHARING_SIZES: Final = (2,)  # numbers of ranks whose sums were tested in shared memory
+_SHARING_SIZES: Final = (2,)  # numbers of ranks that the kernels can add up
+_LINES: Final = (
+    1 << 17
+)  # numbers of 32 bits in the largest sum without flags; larger ones use flags
+_STAGED: Final = 1 << 23  # numbers of 32 bits that a launch with flags adds up at most
+_MAX_PROGRAMS: Final = 256
+_PIECES: Final = 16  # flags per program
 # The buffer of this process, which is never freed; None if the only attempt to make one has failed.
 _shared: list[SharedBuffer | None] = []
 
 
 class SharedBuffer:
-    """GPU memory in every rank that all ranks have mapped, for sums by torch's kernels.
+    """GPU memory in two ranks that both have mapped, for sums by the kernels of `sum_kernels`.
 
     torch's symmetric memory numbers the exchanges of a process, and later groups of rank 0 have new
     followers, which count from 0. So only one group of a process exchanges memory. The kernels wait
-    for signals of the other ranks and cannot be aborted, so `release` sends these signals after a
-    rank has died.
+    for the other rank and cannot be aborted, so `release` ends them after a rank has died.
     """
 
-    dtypes: Final = (torch.bfloat16, torch.float32)
+    dtypes: Final = (torch.bfloat16, torch.float16, torch.float32)
 
     def __init__(self, memory: Tensor, rank: int, size: int) -> None:
-        """Exchange memory of `allocate` with the other ranks. A collective."""
-        self._group: str = dist.group.WORLD.group_name  # type: ignore[union-attr]
-        self._bytes, device = memory, memory.device
+        """Exchange memory of `allocate` with the other rank. A collective."""
+        group = dist.group.WORLD.group_name  # type: ignore[union-attr]
         with use_environment_default(_NO_MULTICAST, "1"):
-            handle = import_module(_SYMMETRIC_MEMORY).rendezvous(memory, self._group)
-        pads = [handle.get_signal_pad(peer, dtype=torch.int32) for peer in range(size)]
-        self._own_pad, self._peer_pads = pads.pop(rank), pads
-        self._ones = torch.ones_like(self._own_pad)
-        self._zeros = torch.zeros_like(self._own_pad)
-        self._device, self._stream = device, torch.cuda.Stream(device)
-        torch.cuda.synchronize(device)
+            handle = import_module(_SYMMETRIC_MEMORY).rendezvous(memory, group)
+        peer_memory = handle.get_buffer(1 - rank, memory.shape, memory.dtype)
+        lines, staged, flags = _divide(memory)
+        peer_lines, peer_staged, peer_flags = _divide(peer_memory)
+        # Both ranks need the same number of programs, which must be able to run at the same time.
+        processors = [
+            torch.cuda.get_device_properties(index).multi_processor_count for index in range(size)
+        ]
+        num_programs = min(*processors, _MAX_PROGRAMS)
+        zeros = partial(torch.zeros, dtype=torch.int32, device=memory.device)
+        # In host memory, because waiting kernels may leave no room for a kernel that sets it.
+        self._stop = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self._tagged = lines, peer_lines, zeros(2 * num_programs), self._stop
+        self._staged = staged, peer_staged, flags, peer_flags, zeros(num_programs), self._stop
+        torch.cuda.synchronize(memory.device)
 
     @staticmethod
     def allocate(device: torch.device) -> Tensor:
-        """Return memory of a device for a buffer."""
+        """Return memory of a device for a buffer, all zero."""
         memory: Tensor = import_module(_SYMMETRIC_MEMORY).empty(
-            _SHARED_BYTES, dtype=torch.uint8, device=device
+            sum(_AREAS), dtype=torch.uint8, device=device
         )
+        memory.zero_()
+        torch.cuda.synchronize(device)
         return memory
 
-    def view_like(self, tensor: Tensor) -> Tensor | None:
-        """Return memory like a tensor, which the next sum overwrites; None if it does not fit."""
-        nbytes = tensor.nbytes
-        fits = 0 < nbytes <= _SHARED_BYTES and nbytes % 16 == 0 and tensor.is_contiguous()
-        if not fits or tensor.dtype not in self.dtypes:
-            return None
-        return self._bytes[:nbytes].view(tensor.dtype).view(tensor.shape)
+    def can_sum(self, tensor: Tensor) -> bool:
+        """Return whether the kernels can add up a tensor."""
+        offset = tensor.storage_offset() * tensor.itemsize
+        is_aligned = tensor.nbytes % 4 == 0 and offset % 4 == 0
+        return (
+            tensor.dtype in self.dtypes
+            and tensor.numel() > 0
+            and is_aligned
+            and tensor.is_contiguous()
+        )
 
-    def sum_into(self, view: Tensor, output: Tensor) -> None:
-        """Write the sum of a view over all ranks to `output`. A collective."""
-        if view.nbytes <= _ONE_SHOT_BYTES:
-            torch.ops.symm_mem.one_shot_all_reduce_out(view, "sum", self._group, output)
+    def sum_into(self, out: Tensor, partial: Tensor, residual: Tensor | None = None) -> None:
+        """Write residual + (the sum of `partial` over both ranks) to `out`. A collective.
+
+        Both sums are rounded to the dtype.
+
+        Args:
+            out: A dense tensor like `partial`, which it may be.
+            partial: A tensor that `can_sum` has accepted.
+            residual: A dense tensor like `partial`, with the same numbers in both ranks; None for
+                no residual.
+        """
+        kernels = import_module(_KERNELS)
+        if partial.nbytes <= 4 * _LINES:
+            kernels.sum_tagged(partial, residual, out, *self._tagged)
         else:
-            torch.ops.symm_mem.two_shot_all_reduce_out(view, "sum", self._group, output)
+            kernels.sum_staged(partial, residual, out, *self._staged)
 
     def release(self) -> None:
-        """Let kernels end that wait for dead ranks, also those that are launched soon.
+        """End kernels that wait for a dead rank; later ones do not wait.
 
         The results of all sums are then undefined.
         """
-        synchronize = partial(torch.cuda.synchronize, self._device)
-        idle, deadline = run_in_daemon("treegen-synchronize", synchronize), inf
-        with torch.cuda.stream(self._stream):
-            while time.monotonic() < deadline:
-                # A kernel waits until its pad has a one, and until the pad of a peer has a zero.
-                for signal in (self._ones, self._zeros):
-                    self._own_pad.copy_(signal)
-                    for pad in self._peer_pads:
-                        pad.copy_(self._zeros)
-                self._stream.synchronize()
-                if idle.done():
-                    deadline = min(deadline, time.monotonic() + _RELEASE_SECONDS)
+        self._stop.fill_(1)
+
+
+_AREAS: Final = 2 * 8 * _LINES, 2 * 4 * _STAGED, 4 * _MAX_PROGRAMS * _PIECES  # bytes
+
+
+def _divide(memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a rank's lines [2, N], staged numbers [2, M] and flags, as `sum_kernels` uses them."""
+    lines, staged, flags = memory.split(_AREAS)
+    return lines.view(torch.int64), staged.view(torch.int32), flags.view(torch.int32)
 
 
 def share_memory(
@@ -109,7 +130,7 @@ def share_memory(
     if device.type != "cuda":
         return None
     own = device.index
-    able = size in _SHARING_SIZES and not _shared
+    able = size in _SHARING_SIZES and not _shared and import_kernels(_KERNELS) is not None
     able = able and all(_has_atomics(own, peer) for peer in range(size) if peer != own)
     if not agree(able):
         return None
@@ -129,7 +150,7 @@ def share_memory(
 def _has_atomics(device: int, peer: int) -> bool:
     """Whether a GPU has atomic operations on the memory of another one, as it has over NVLink.
 
-    torch's kernels need them for their signals; over PCIe they might wait for ever.
+    The kernels need them for their flags; over PCIe they might wait for ever.
     """
     supported = ctypes.c_int(0)
     if torch.cuda.can_device_access_peer(device, peer):

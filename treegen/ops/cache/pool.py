@@ -56,7 +56,7 @@ class PagePool:
         num_free: Pages without a reference.
         num_freed: How often a page has lost its last reference.
         peak_used: The largest number of pages in use at one time.
-        num_taken_back: Number of loans that ended.
+        num_ended_loans: Number of loans that ended.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -67,7 +67,7 @@ class PagePool:
         self.num_free = num_pages
         self.num_freed = 0
         self.peak_used = 0
-        self.num_taken_back = 0
+        self.num_ended_loans = 0
         self._is_lent = np.zeros(num_pages + 1, dtype=np.bool_)
         self._num_lent = 0
         self._loans: dict[int, Pages] = {}  # oldest first
@@ -153,7 +153,7 @@ class PagePool:
         if pages is not None:
             self._is_lent[pages] = False
             self._num_lent -= len(pages)
-            self.num_taken_back += 1
+            self.num_ended_loans += 1
 
     def is_lent(self, name: int) -> bool:
         """Return whether a loan with this name exists."""
@@ -255,7 +255,7 @@ class PagedCache:
         self.tokens_S: Tensor = tokens.view(-1)
         self.pool = PagePool(num_pages)
 
-    def note_tokens(self, slots_T: Tensor, tokens_T: Tensor) -> None:
+    def record_tokens(self, slots_T: Tensor, tokens_T: Tensor) -> None:
         """Record the token ids of the cache slots [T] into which a pass writes keys and values."""
         self.tokens_S.scatter_(0, slots_T, tokens_T.int())
 

@@ -289,9 +289,9 @@ def read_bases(
         PRECISION: Input precision of products.
     """
     head = tl.program_id(0)
-    # The queries of all these rows come first, then their keys.
-    ASKED: tl.constexpr = 2 * BLOCK_T if CORRECTS else BLOCK_T
-    index = tl.arange(0, ASKED)
+    # Vectors that read states: the queries of all these rows, then their keys.
+    NUM_VECTORS: tl.constexpr = 2 * BLOCK_T if CORRECTS else BLOCK_T
+    index = tl.arange(0, NUM_VECTORS)
     row = tl.program_id(1) * BLOCK_T + index % BLOCK_T
     is_key = index // BLOCK_T == 1
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -305,18 +305,18 @@ def read_bases(
     if CORRECTS:
         length = tl.sqrt(tl.sum(x * x, 1) + 1e-6)
         x *= (tl.where(is_key, 1.0, scale) / length)[:, None]
-    total = tl.zeros([ASKED, BLOCK_V], tl.float32)
+    total = tl.zeros([NUM_VECTORS, BLOCK_V], tl.float32)
     # Slot 0 holds no state. Padding rows of a CUDA graph have it.
     slots, is_shared = _base_of(base, row, num_rows)
     slots = tl.where(is_shared, slots, 0)
     slot = tl.max(slots, 0)
     inside = (k < K)[:, None] & (v < V)[None, :]
     while slot > 0:
-        mine = slots == slot
+        reads_slot = slots == slot
         offsets = states + (slot * H + head) * (K * V) + k[:, None] * V + v[None, :]
         s_KV = tl.load(offsets, mask=inside, other=0.0)
-        total += tl.dot(tl.where(mine[:, None], x, 0.0), s_KV, input_precision=PRECISION)
-        slots = tl.where(mine, 0, slots)
+        total += tl.dot(tl.where(reads_slot[:, None], x, 0.0), s_KV, input_precision=PRECISION)
+        slots = tl.where(reads_slot, 0, slots)
         slot = tl.max(slots, 0)
     plane = tl.where(is_key, 0, 1).to(tl.int64) * num_rows
     target = ((plane + row) * H + head) * V

@@ -28,7 +28,7 @@ SUMS = ("tops", "plain", "tempered", "free")
 
 
 @triton.jit
-def _mask_logits(x, at, in_bounds, bits, mine, words):
+def _mask_logits(x, at, in_bounds, bits, mask_index, words):
     """Return the logits of some tokens, with minus infinity for tokens that a mask bars.
 
     Args:
@@ -36,13 +36,13 @@ def _mask_logits(x, at, in_bounds, bits, mine, words):
         at: Ids of the tokens.
         in_bounds: Which of the tokens exist.
         bits: Pointer to the masks, int32 [masks, words].
-        mine: Index of the mask; none if negative.
+        mask_index: Index of the mask; none if negative.
         words: Words of 32 bits per mask.
     """
-    first = tl.maximum(mine, 0).to(tl.int64) * words
+    first = tl.maximum(mask_index, 0).to(tl.int64) * words
     word = tl.load(bits + first + at // 32, mask=in_bounds, other=0)
     is_free = ((word >> (at % 32)) & 1) != 0
-    return tl.where(is_free | (mine < 0), x, float("-inf"))
+    return tl.where(is_free | (mask_index < 0), x, float("-inf"))
 
 
 @triton.jit(do_not_specialize_on_alignment=SUMS)
@@ -229,11 +229,11 @@ def _pick(
     token = (FIRST + tl.minimum(block * BLOCK + index, V - 1)).to(tl.int64)
     if HAS_FORCED:
         forced_token = tl.load(forced + row)
-        mine = tl.minimum(tl.maximum(forced_token - FIRST, 0), V - 1)
-        in_bounds = tl.load(logits + row * row_stride + mine).to(tl.float32)
-        chosen = tl.where(forced_token >= 0, in_bounds, chosen)
+        forced_at = tl.minimum(tl.maximum(forced_token - FIRST, 0), V - 1)
+        forced_logit = tl.load(logits + row * row_stride + forced_at).to(tl.float32)
+        chosen = tl.where(forced_token >= 0, forced_logit, chosen)
         token = tl.where(forced_token >= 0, forced_token, token)
-        is_mine = tl.where(forced_token >= 0, forced_token == FIRST + mine, is_mine)
+        is_mine = tl.where(forced_token >= 0, forced_token == FIRST + forced_at, is_mine)
     tl.store(tokens + 2 * draw, tl.where(is_mine, token, 0))
     tl.store(logprobs + 4 * draw, tl.where(is_mine, chosen - lse, 0.0))
     tl.store(lses + 4 * draw, tl.where(is_mine, lse, 0.0))

@@ -55,8 +55,8 @@ class Request:
     top: int = 0
     """How many most likely tokens are reported at each of these positions."""
     forced: tuple[int, ...] = ()
-    """The first tokens of each sample, which are not drawn; not for requests with a thinking
-    budget."""
+    """The first tokens of each sample, which are not drawn. If they use up a thinking budget, they
+    include the tokens that close the thinking."""
     images: tuple[PlacedImage, ...] = ()
     """The images in it, as far as they are known; see `ImageTable.keeps_all`."""
 

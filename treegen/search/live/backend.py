@@ -16,7 +16,8 @@ import numpy as np
 from treegen.common.outputs import Completion, Score, Status
 from treegen.common.params import SamplingParams
 from treegen.common.spec import ModelSpec
-from treegen.engine.features.grammar_state import start_state
+from treegen.engine.features.grammar_state import check_start
+from treegen.engine.param_set import ParamSet
 from treegen.engine.requests.output_processor import GeneratedSegment
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
@@ -220,10 +221,10 @@ class LiveBackend:
         )
         check_fits(f"node {spec.id!r}", context.segment, spec, self.scheduler.run.cache)
         self.scheduler.run.store.promote(context.segment, rows)
-        param_set = self.scheduler.run.add_params(params, self._make_stop_conditions(params))
-        draw_params = self.scheduler.run.param_sets[param_set]
-        if draw_params.stopping.grammar is not None:
-            start_state(context.segment, spec.tokens, draw_params, draw_params.stopping.grammar)
+        stopping = self._make_stop_conditions(params)
+        if stopping.grammar is not None:
+            param_set = ParamSet(params, stopping)
+            check_start(context.segment, spec.tokens, param_set, stopping.grammar)
         ticket: LiveResults[BackendSample] = LiveResults(search, [None] * len(indices))
         segment = self.scheduler.run.store.retain(context.segment)
 
@@ -238,7 +239,8 @@ class LiveBackend:
             part = spec
             if (num, max_tokens) != (spec.samples, spec.max_tokens):
                 part = replace(spec, samples=num, rows=min(rows, num), max_tokens=max_tokens)
-            self._submit(ticket, part, segment, param_set, indices[first : first + num], indices)
+            index = self.scheduler.run.add_params(params, stopping)
+            self._submit(ticket, part, segment, index, indices[first : first + num], indices)
 
         try:
             max_tokens = spec.max_tokens

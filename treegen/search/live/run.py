@@ -5,6 +5,7 @@ The texts of samples as they grow have whole characters, and no possible start o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -71,7 +72,7 @@ class _OpenRequest:
 
 
 class LiveRun(Closeable, NonCopyable):
-    """Requests of flat prompts over one scheduler; made by `LLM.open`. One thread uses it.
+    """Requests of flat prompts over one scheduler; made by `LLM.open_live_run`. One thread uses it.
 
     Requests added between two steps are admitted with the next step. A prompt is matched against
     all prompts in memory. So what prompts share is computed and stored once.
@@ -159,8 +160,9 @@ class LiveRun(Closeable, NonCopyable):
             segment = self._add_scored_segment(request.tokens)
         try:
             check_fits("the prompt", segment, request, self._run.cache)
-            below = sum(other.num_rows for other in segment.requests)
-            store.promote(segment, below + request.rows)
+            # A step has at most max_rows rows, and each request has at least one.
+            below = itertools.islice(segment.requests, self._run.max_rows)
+            store.promote(segment, sum(other.num_rows for other in below) + request.rows)
             spec = replace(request, id=str(self._num_added), tokens=request.tokens[-TAIL:])
             index = self.scheduler.run.add_params(params, stopping)
             live = self.scheduler.add(
