@@ -1,5 +1,6 @@
 """Fixtures and settings for all tests; this file must not import torch or transformers."""
 
+import atexit
 import fcntl
 import gc
 import os
@@ -135,17 +136,14 @@ def pytest_collection_finish() -> None:
     tenth of the tests' time, so they come less often.
     """
     gc.freeze()
+    # Or some libraries speak of leaks at exit.
+    atexit.register(gc.unfreeze)
     gc.set_threshold(5_000)
     gc.enable()
     if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
         from interpreted import prepare_once
 
         prepare_once()
-
-
-def pytest_sessionfinish() -> None:
-    """Let go of it in order, or some libraries speak of leaks."""
-    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -155,6 +153,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # A test that draws tensors has imported it by now.
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(zlib.crc32(item.nodeid.encode()))
+
+
+@pytest.fixture(scope="module")
+def frozen_objects() -> None:
+    """Leave what is there out of garbage collections, for files whose tests often collect."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import pytest
 import torch
+from shallow_demo import shallow_demo
 from tiny_models import config_of, save_drawn
 
 from treegen import LLM
-from treegen.demo import model_path
 from treegen.model import config
 
 SMALL: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -26,14 +26,21 @@ SMALL: Final[Mapping[str, Mapping[str, Any]]] = {
     "best-first": {"expand": 2, "step_tokens": 8},
     "mcts": {"expand": 2, "depth": 3, "iterations": 6, "batch": 2, "step_tokens": 8},
     "ab-mcts": {"depth": 3, "iterations": 6, "rule": "a", "step_tokens": 8},
-    "rstar": {"expand": 2, "depth": 3, "iterations": 4, "checks": 2, "answer": "number"},
+    "rstar": {
+        "expand": 2,
+        "depth": 3,
+        "iterations": 4,
+        "checks": 2,
+        "answer": "text",
+        "step_tokens": 8,
+    },
     "self-refine": {"rounds": 1, "chains": 2},
 }
 """By method, the options of chats that shape a small tree, and those of the method's own."""
 
 
 def exact_demo(chat_template: str | None = None, *, memory: str = "64MiB") -> LLM:
-    """Return the demo model in float64.
+    """Return the shallow demo model in float64.
 
     In float32, a batch of another size may change the sixth digit of a log-probability, because it
     adds numbers in another order. That is enough to exchange two nodes of equal values. In float64,
@@ -46,7 +53,7 @@ def exact_demo(chat_template: str | None = None, *, memory: str = "64MiB") -> LL
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(config.DTYPES, "float64", torch.float64)
         how: Any = {"device": "cpu", "memory": memory, "max_rows": 64, "check": False}
-        llm = LLM(str(model_path()), dtype="float64", **how)
+        llm = LLM(str(shallow_demo()), dtype="float64", **how)
     if chat_template is not None:
         llm.tokenizer.chat_template = chat_template
     return llm

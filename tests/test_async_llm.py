@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from shallow_demo import shallow_demo
 
 from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
-from treegen.demo import model_path
 from treegen.errors import BusyError, InternalError, NumericsError, StoppedError
 from treegen.prompts import grammars, stops
 from treegen.search.budget import SearchUsage
@@ -22,12 +22,13 @@ from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.live.backend import LiveBackend
 from treegen.search.live.run import LiveRun, SampleDelta
 
+pytestmark = pytest.mark.usefixtures("frozen_objects")
 PROMPT = "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n"
 LONG = SamplingParams(max_tokens=600, ignore_eos=True)
 
 
 def demo() -> LLM:
-    return LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB")
+    return LLM(str(shallow_demo()), device="cpu", dtype="float32", memory="64MiB")
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +236,7 @@ def test_by_default_any_number_of_samples_may_wait() -> None:
         found = [completions for _, completions in await asyncio.gather(*calls)]
         return [len(each) for each in chain(*found)]
 
-    llm = LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB", max_rows=32)
+    llm = LLM(str(shallow_demo()), device="cpu", dtype="float32", memory="64MiB", max_rows=32)
     with AsyncLLM(llm) as served:
         assert served.max_waiting is None
         assert asyncio.run(ask(served)) == [16] * (2 * num_calls)

@@ -1,9 +1,12 @@
 """A tiny model that was trained to call a tool in some format, and to answer by its result."""
 
+import functools
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from kept_folders import make_kept_folder
 from tiny_models import config_of, tiny_tokenizer
 from tool_texts import WRITERS
 from trained_models import save_trained_model
@@ -21,11 +24,18 @@ TEMPLATE = (
 
 
 def save_tool_model(directory: Path, writer: str = "hermes") -> Path:
-    """Train the model, and write it with a tokenizer that has a chat template.
+    """Write the model with a tokenizer that has a chat template.
 
     Args:
         writer: Of `tool_texts.WRITERS`.
     """
+    return Path(shutil.copytree(_trained(writer), directory, dirs_exist_ok=True))
+
+
+@functools.cache
+def _trained(writer: str) -> Path:
+    """Train the model once in a process, and return its directory."""
+    directory = make_kept_folder()
     tokenizer = tiny_tokenizer()
     template = TEMPLATE.replace("CALL", WRITERS[writer]([("add", {"x": 17, "y": 25})]))
     turns: list[dict[str, Any]] = [

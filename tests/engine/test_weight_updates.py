@@ -25,7 +25,7 @@ from treegen.common.checks import CACHE_MODES
 from treegen.errors import InputError
 
 FAMILIES = ["llama", "deepseek_v3", "mixtral", "qwen3_next", "lfm2", "jamba", "bamba"]
-GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n"
 ragged = functools.partial(latent_cases.ragged, trunk=TRUNK)
 
@@ -138,7 +138,7 @@ def check_updates(paths: list[Path], mode: Any, all_options: list[dict[str, Any]
         for c in got:
             reference = Reference(stock_now, requests[c.prompt_id].tokens.tolist(), mode)
             versions = versions_of(c)
-            assert len(versions) == 14 and versions == sorted(versions)
+            assert len(versions) == 10 and versions == sorted(versions)
             want = reference.logprobs(c.tokens, versions)
             # Stock kernels of the gated delta rule round otherwise, also without updates. In bamba,
             # a stock pass over a text differs from passes over its tokens by up to 1.2e-4.
@@ -216,12 +216,12 @@ def test_preempted_rows_are_computed_again_by_the_new_weights(saved: Callable[..
                 stream.scheduler._collect_results()
                 stream.scheduler.queue.preempt_all()
     (completion,) = got
-    assert completion.versions == ((0, 7), (1, 7))
+    assert completion.versions == ((0, 7), (1, 3))
     reference = Reference(stock, llm.tokenizer(TRUNK).input_ids, "keep")
     tokens, prompt = completion.tokens, len(reference.prompt)
     with torch.no_grad():
         _, cache = reference.fill(0, reference.prompt)
-        for i in range(7, 14):
+        for i in range(7, 10):
             first = 0 if i == 7 else i - 1
             logits = reference.read(1, list(tokens[first:i]), cache, prompt + first)
             want = reference.check(logits, tokens[i])
@@ -299,7 +299,7 @@ def test_kept_prefixes_follow_the_mode(saved: Callable[..., Path]) -> None:
         assert bool(llm.list_prefixes()) == keeps
         result = llm.run(Node(TRUNK + "Q", id="a"), GREEDY)
         assert bool(result.usage.prompt_tokens_reused) == keeps
-        assert result.completions[0].versions == ((1, 14),)
+        assert result.completions[0].versions == ((1, 10),)
         # An update during a run, which ends before its next step.
         llm.keep(TRUNK + "X", name="more")
         with llm.stream(Node(TRUNK + "Q", id="a"), GREEDY) as stream:
@@ -357,7 +357,7 @@ def test_prompts_with_images_are_computed_again(family: str, tmp_path: Path) -> 
             assert c.logprobs == pytest.approx(want[c.prompt_id].logprobs, abs=2e-5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("family", ["llama", "qwen3_next", "lfm2", "bamba"])
 def test_the_same_weights_once_more_change_nothing(
     family: str, seed: int, saved: Callable[..., Path]

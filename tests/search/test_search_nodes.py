@@ -27,6 +27,8 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.node_registry import pickling_for_other_process
 from treegen.search.tree.result import SearchOutcome, SearchResult, detach, warn_if_all_failed
 
+pytestmark = pytest.mark.usefixtures("frozen_objects")
+
 
 def session_of(model: HistoryModel | None = None) -> Session:
     return Session(backend_of(model or HistoryModel(eos_bias=-9.0)), PARAMS)

@@ -33,6 +33,7 @@ _MAX_ROUNDS = 200_000  # rounds of a loop after which a test gives up
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give searches up after fewer calls and less time than usual."""
+    monkeypatch.setattr(budgeted_search, "_MAX_BUDGET_REACHED", 10_000)
     monkeypatch.setattr(budgeted_search, "_MAX_FURTHER_BUDGET_REACHED", 100)
     monkeypatch.setattr(event_loop, "_STUCK_SECONDS", 0.1)
 
@@ -282,6 +283,7 @@ def test_an_interpreter_with_abandoned_searches_exits() -> None:
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_search_runaway as tests
+tests.budgeted_search._MAX_BUDGET_REACHED = 10_000
 tests.test_a_search_that_nothing_ends_is_given_up(tests.cannot_be_stopped)
 tests.test_a_call_of_a_session_that_nothing_ends_is_given_up()
 """

@@ -158,10 +158,9 @@ def test_stop_strings_of_a_reply_come_before_those_of_steps(
     assert any(end in step.stops[min(places)[1]] for end in stop)
 
 
-def test_a_token_that_completes_both_stop_strings_ends_the_reply(
-    llm: LLM, searches: ChatSearches
-) -> None:
+def test_a_token_that_completes_both_stop_strings_ends_the_reply(searches: ChatSearches) -> None:
     # For the demo model, a blank line is a single token.
+    llm = LLM("demo", device="cpu", memory="16MiB", check=False)
     assert len(llm.tokenizer.encode("\n\n", add_special_tokens=False)) == 1
     options = {"step_stop": "\n", "width": 2, "expand": 2}
     search = prepare(searches, "beam", options, Budget(tokens=400), stop="\n\n", max_tokens=64)

@@ -27,7 +27,10 @@ from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 from treegen.integrations.inspect_ai import world as inspect_world
 from treegen.integrations.inspect_ai.environment import InspectEnvironment
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("frozen_objects"),
+]
 T = TypeVar("T")
 PROBLEM = Problem(
     "p", "", "", metadata={"files": {"note.txt": "hello\n", "pack/a b.py": "x = 1\n"}}

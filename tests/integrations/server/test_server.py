@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from serving import HTTP, KEY, TEMPLATE, Running, draining, listening
+from shallow_demo import shallow_demo
 from tool_model import CALL, QUESTION, save_tool_model
 from tool_schemas import ADD, tool
 
 from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
-from treegen.demo import model_path
 from treegen.prompts.replies.formats import TOOL_FORMATS
 
 pytest.importorskip("openai")
@@ -37,7 +37,7 @@ CHAT = [{"role": "user", "content": "Tom has 3 apples"}]
 
 def demo() -> LLM:
     how: Any = {"device": "cpu", "memory": "64MiB", "max_rows": 64, "check": False}
-    llm = LLM(str(model_path()), dtype="float32", **how)
+    llm = LLM(str(shallow_demo()), dtype="float32", **how)
     llm.tokenizer.chat_template = TEMPLATE
     return llm
 

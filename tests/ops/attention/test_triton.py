@@ -224,8 +224,10 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("is_half", [False, True])
-@pytest.mark.parametrize(("heads", "merges"), [((4, 4), True), ((4, 2), True), ((4, 2), False)])
+@pytest.mark.parametrize(
+    ("heads", "merges", "is_half"),
+    [((4, 4), True, False), ((4, 2), True, True), ((4, 2), False, False), ((4, 2), False, True)],
+)
 def test_what_a_graph_was_captured_with_serves_other_steps(
     heads: tuple[int, int], merges: bool, is_half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

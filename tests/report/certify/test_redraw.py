@@ -76,11 +76,11 @@ def test_honest_samples_part_at_near_ties_and_nowhere_else(repository: Path) -> 
     with RunDir.open(repository / "examples" / "run") as run:
         job = load_job_of(run, {"model": "demo", "dtype": "bfloat16"})
         prepared = render_prompts(job)
-        wide = redraw_samples(run, prepared, Listener(), num=40, seed=1)
+        wide = redraw_samples(run, prepared, Listener(), num=20, seed=1)
         assert wide.tolerance == 0.1 and wide.holds and wide.diverged and not wide.differing
         assert len(wide.diverged) <= wide.num_ties < wide.num_tokens / 50
         assert "more differ only at" in str(wide)
-        narrow = redraw_samples(run, prepared, Listener(), num=40, seed=1, tolerance=1e-4)
+        narrow = redraw_samples(run, prepared, Listener(), num=20, seed=1, tolerance=1e-4)
         assert not narrow.holds and len(narrow.diverged) < len(wide.diverged)
         assert narrow.default_tolerance == wide.default_tolerance == 0.1
     many = replace(wide, num_ties=max_ties(wide.num_tokens) + 1)
