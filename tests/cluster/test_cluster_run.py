@@ -1,5 +1,6 @@
 """A run on workers without processes: each wait is one turn of every worker."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 
 from treegen.common.outputs import Usage
+from treegen.errors import StoppedError
 from treegen.llm.cluster import cluster_run
 from treegen.llm.cluster.cluster_run import ClusterRun
 from treegen.llm.cluster.dispatcher import Dispatcher, WorkItem
+from treegen.llm.cluster.streams import ClusterSearchRun, ClusterStream
 from treegen.llm.cluster.worker import TurnResult
 from treegen.llm.cluster.worker_pool import WorkerSlot
+from treegen.search.tree.result import SearchProblem
 
 
 @dataclass(eq=False)
@@ -29,6 +33,7 @@ class Worker:
         self._waiting, self._turns = deque[int](), deque[Any]()
         self.begin = SimpleNamespace(remote=lambda *_: None)
         self.turn = SimpleNamespace(remote=self._queue)
+        self.end = SimpleNamespace(remote=lambda *_: None)
         self.done: list[int] = []
 
     def _queue(self, _: int, parts: list[Any], recall: int, *__: Any) -> Turn:
@@ -51,14 +56,17 @@ class Worker:
                 return
 
 
-def _run(monkeypatch: pytest.MonkeyPatch, workers: Sequence[Worker], num_parts: int) -> int:
-    """Run a job; return the number of turns."""
-    num_turns = 0
+def _start(
+    monkeypatch: pytest.MonkeyPatch,
+    workers: Sequence[Worker],
+    num_parts: int,
+    on_wait: Callable[[], None],
+) -> ClusterRun:
+    """Start a run that calls a function whenever it waits for the workers."""
 
     def wait(refs: list[Any], num_returns: int = 1, timeout: float = 0) -> tuple[list[Any], Any]:
-        nonlocal num_turns
         if timeout:
-            num_turns += 1
+            on_wait()
             for worker in workers:
                 worker.run_turn()
         return [ref for ref in refs if ref.result is not None], None
@@ -79,7 +87,18 @@ def _run(monkeypatch: pytest.MonkeyPatch, workers: Sequence[Worker], num_parts: 
     )
     monkeypatch.setattr(cluster_run, "pickle_job", ignore)
     items = [WorkItem(key, (0,)) for key in range(num_parts)]
-    run = ClusterRun(pool, ignore, Dispatcher(items, range(len(workers))), str, parts=1)  # type: ignore[arg-type]
+    return ClusterRun(pool, ignore, Dispatcher(items, range(len(workers))), str, parts=1)  # type: ignore[arg-type]
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, workers: Sequence[Worker], num_parts: int) -> int:
+    """Run a job; return the number of turns."""
+    num_turns = 0
+
+    def count() -> None:
+        nonlocal num_turns
+        num_turns += 1
+
+    run = _start(monkeypatch, workers, num_parts, count)
     while run.has_work:
         run.step()
         assert num_turns < 1000
@@ -101,3 +120,40 @@ def test_a_worker_holds_more_parts_that_take_hardly_any_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert _run(monkeypatch, [Worker([0] * 1000)], 1000) < 20
+
+
+def test_a_cluster_that_is_closed_during_a_step_ends_its_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its workers end only after the step, which would report that no worker is left."""
+    closer = threading.Thread(target=lambda: (run.close(), end_workers()))
+    is_waiting = threading.Event()
+
+    def end_workers() -> None:
+        for slot in run._pool.slots:
+            slot.over = True
+
+    def close() -> None:
+        if not is_waiting.is_set():
+            is_waiting.set()
+            closer.start()
+            closer.join(0.2)
+
+    run = _start(monkeypatch, [Worker([5, 5])], 2, close)
+    stream = ClusterStream(SimpleNamespace(requests=[]), run)  # type: ignore[arg-type]
+    assert not list(stream)
+    closer.join()
+    with pytest.raises(StoppedError, match="closed during the run"):
+        stream.check_complete()
+
+
+def test_searches_whose_run_is_closed_have_no_list_of_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def close() -> None:
+        run.close()
+
+    run = _start(monkeypatch, [Worker([5, 5])], 2, close)
+    problems = [SearchProblem(name, "a", True) for name in "ab"]
+    with pytest.raises(StoppedError, match="closed before their ends"):
+        ClusterSearchRun(problems, run).in_order()

@@ -16,7 +16,7 @@ from treegen.common.lifetimes import CloseableRun, call_weakly
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.common.params import SamplingParams
 from treegen.common.synchronization import ExclusiveSection
-from treegen.errors import InputError
+from treegen.errors import InputError, StoppedError
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget, BudgetIgnored, BudgetReached, StopReason
 from treegen.search.event_loop import IdleLoop, end_loop, run_outside_loop
@@ -216,9 +216,15 @@ class SearchResults(Iterator[SearchResult], CloseableRun):
     names: list[str]
 
     def in_order(self) -> list[SearchResult]:
-        """Run all searches to their ends; return results in the order of the problems."""
+        """Run all searches to their ends; return results in the order of the problems.
+
+        Raises:
+            StoppedError: another thread closed the run, such as with its Cluster.
+        """
         with self:
             results = {result.name: result for result in self}
+        if len(results) < len(self.names):
+            raise StoppedError("the searches were closed before their ends; start them again")
         warn_if_all_failed(list(results.values()), stacklevel=4)
         return [results[name] for name in self.names]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
+from treegen.common.synchronization import Synchronized, synchronized
 from treegen.errors import ModelWarning, TreegenError, WorkerError
 from treegen.llm.cluster.dispatcher import (
     MAX_DEATHS,
@@ -60,7 +61,7 @@ class _WorkerState:
     """Timer for its answer."""
 
 
-class ClusterRun:
+class ClusterRun(Synchronized):
     """A run that is assigned to a pool of workers; `step` returns results.
 
     Attributes:
@@ -136,10 +137,16 @@ class ClusterRun:
         return not self.closed and (self._dispatcher.has_work or self._error is not None)
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether the run was closed before all work was done."""
+        return self.closed and self._dispatcher.has_work
+
+    @property
     def num_open(self) -> int:
         """Number of parts that workers have."""
         return sum(self._dispatcher.num_open(slot.number) for slot in self._states)
 
+    @synchronized
     def step(self) -> list[Result]:
         """Return new results after at most a fifth of a second, possibly none.
 
@@ -173,6 +180,7 @@ class ClusterRun:
             raise self._error
         return results
 
+    @synchronized
     def drain(self) -> list[Result]:
         """Wait up to a second for queued turns; return their results. Call it before `close`."""
         results: list[Result] = []
@@ -354,12 +362,19 @@ class ClusterRun:
         return tuple(rows)
 
     def close(self) -> None:
-        """Stop the run and drop results that have not arrived."""
+        """Stop the run and drop results that have not arrived.
+
+        A step of another thread is finished first, and is the last one.
+        """
         if not self.closed:
             self.closed = True
-            for slot, state in self._states.items():
-                state.turns.clear()
-                slot.actor.end.remote(self._id)
+            self._end_turns()
+
+    @synchronized
+    def _end_turns(self) -> None:
+        for slot, state in self._states.items():
+            state.turns.clear()
+            slot.actor.end.remote(self._id)
 
 
 def sum_usages(usages: Sequence[Usage], total: Usage) -> None:

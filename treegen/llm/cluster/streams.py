@@ -9,7 +9,7 @@ from types import MappingProxyType
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.synchronization import ExclusiveSection, synchronized
 from treegen.engine.stream import Stream
-from treegen.errors import InputError, WorkerError
+from treegen.errors import InputError, StoppedError, WorkerError
 from treegen.llm.cluster.cluster_run import ClusterRun
 from treegen.llm.cluster.dispatcher import WorkItem
 from treegen.llm.cluster.jobs import Result
@@ -56,12 +56,21 @@ class ClusterStream(_WorkerRunView, Stream):
         return self._scores
 
     def check_complete(self) -> None:
-        """Raise WorkerError if prompts were left out because they crashed workers or Ray failed."""
+        """Check that no results are missing.
+
+        Raises:
+            WorkerError: prompts were left out because they crashed workers or Ray failed.
+            StoppedError: the Cluster was closed before the end of the run.
+        """
         if left_out := self._run.left_out:
             key, reason = next(iter(left_out.items()))
             name = self._run.name_of(key)
             what = f"{len(left_out):,} prompts are" if len(left_out) > 1 else f"prompt {name!r} is"
             raise WorkerError(f"{what} left out, because {name!r} failed: {reason}")
+        if self._run.is_cut_off:
+            raise StoppedError(
+                "the Cluster was closed during the run, so results are missing; create a new one"
+            )
 
     @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
