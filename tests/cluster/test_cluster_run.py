@@ -126,12 +126,13 @@ def test_a_cluster_that_is_closed_during_a_step_ends_its_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its workers end only after the step, which would report that no worker is left."""
-    closer = threading.Thread(target=lambda: (run.close(), end_workers()))
-    is_waiting = threading.Event()
 
-    def end_workers() -> None:
+    def close_cluster() -> None:
+        run.close()
         for slot in run._pool.slots:
             slot.over = True
+
+    closer, is_waiting = threading.Thread(target=close_cluster), threading.Event()
 
     def close() -> None:
         if not is_waiting.is_set():

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -275,6 +275,16 @@ def test_a_call_that_cannot_be_sent_fails_its_own_search(
     monkeypatch.setattr(StepRequest, "add", fail)
     results = remote.search(step_by_step, PROBLEMS, PARAMS)
     assert ["no operation" in str(result.error) for result in results] == [False, True, False]
+
+
+def test_a_call_that_cannot_be_sent_leaves_other_calls_of_its_step_alone(remote: RemoteLLM) -> None:
+    async def search(root: SearchNode) -> list[Any]:
+        calls = [root.score(texts) for texts in (["\ud800", "9"], [" 8"])]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
+    error, scores = cast(Any, result.value)
+    assert isinstance(error, InputError) and isinstance(scores, list)
 
 
 def test_errors_of_the_server_reach_the_search(remote: RemoteLLM) -> None:

@@ -123,6 +123,7 @@ class StepRequest:
         Raises:
             InputError: nodes that cannot be kept for a further request need more operations than a
                 request has.
+            ValidationError: the protocol of nodes rejects a field of the call, or of its nodes.
         """
         # A prompt that is only scored has no name yet, so later calls cannot use its node.
         root = call.context.root
@@ -144,8 +145,9 @@ class StepRequest:
         if num > self._max_operations:
             self.postponed.append(call)
             return True
+        operation = call.make(node=_refer_to(call.context, names))  # may fail
         self.calls.append((len(self.operations), call))
-        self.operations.append(call.make(node=_refer_to(call.context, names)))
+        self.operations.append(operation)
         if is_temporary:
             self.operations.append(DropOperation(op="drop", node=names[root]))
         return True
