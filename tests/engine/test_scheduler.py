@@ -477,7 +477,8 @@ def test_scores_that_are_cancelled_leave_equal_ones_alone(run_ahead: bool) -> No
     assert 2 in scheduler.scores
 
 
-def test_a_pass_that_fails_while_a_score_is_cancelled_fails_the_next_step() -> None:
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_pass_that_fails_while_a_score_is_cancelled_fails_the_next_step(has_failed: bool) -> None:
     """The caller of `cancel` does not expect the error of a pass, and the run must not go on."""
     tokens = np.array([2, 3, 4], np.int32)
     requests = [Request("s", tokens, 0, 0, 1, score_from=1), Request("p", tokens, 1, 1, 4)]
@@ -493,9 +494,12 @@ def test_a_pass_that_fails_while_a_score_is_cancelled_fails_the_next_step() -> N
         run_ahead=True,
     )
     scheduler.step()
+    if has_failed:
+        scheduler._keep_error(InternalError("an earlier error"))
     scheduler.cancel(0)
     assert 0 not in scheduler.run.requests
-    with pytest.raises(NumericsError, match="at token 2"):
+    expected = (InternalError, "an earlier error") if has_failed else (NumericsError, "at token 2")
+    with pytest.raises(expected[0], match=expected[1]):
         drain(scheduler)
 
 

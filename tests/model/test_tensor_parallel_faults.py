@@ -249,3 +249,31 @@ def test_ranks_can_be_used_after_options_that_the_model_does_not_support(tmp_pat
         with pytest.raises(InputError, match="reproducible"):
             make(reproducible=True)
         assert len(make().run(tree_of(2), SamplingParams(max_tokens=3)).completions) == 6
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_weights_can_be_updated_before_a_kept_error_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples that had ended are returned first. Meanwhile no rank may wait for masked draws."""
+    tiny_models.save_tiny_model(tmp_path)
+    params = SamplingParams(max_tokens=8, seed=3, structured_outputs={"regex": "[0-9]+"})
+
+    def fail(*_: object) -> None:
+        raise NumericsError("logits are not numbers")
+
+    with forked_group(2) as group:
+        model = group.load(partial(load_model, str(tmp_path)))
+        llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB", run_ahead=True)
+        stream = llm.stream(tree_of(3), params)
+        for _ in range(4):
+            stream.step()
+        ended: list[Any] = [None]
+        monkeypatch.setattr(stream.scheduler, "_process_last", fail)
+        monkeypatch.setattr(stream.scheduler._outputs, "take_finished", lambda: ended)
+        assert stream.step() == ended
+        assert llm.update(str(tmp_path)) == 1
+        ended.clear()
+        with pytest.raises(NumericsError, match="not numbers"):
+            stream.step()
+        assert len(llm.run(tree_of(3), params).completions) == 9

@@ -20,8 +20,8 @@ waiting. Their generated tokens stay; only keys and values are computed again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -197,7 +197,7 @@ class Scheduler:
         """
         if self._error is None:
             try:
-                with use_device(self.run.model.device), self.run.gate.step():
+                with use_device(self.run.model.device), self.run.gate.step(), self._end_draws():
                     if self._update is not None:
                         self._apply_update()
                     self._step()
@@ -211,6 +211,19 @@ class Scheduler:
             finally:
                 del failure  # it would keep the tensors of the pass that failed
         return finished
+
+    @contextmanager
+    def _end_draws(self) -> Iterator[None]:
+        """If the block fails, make the draws for which the other ranks wait.
+
+        These ranks must be free before the weights can be updated.
+        """
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # after an error in a draw, the other ranks have ended
+                self.run.model_runner.drop_deferred()
+            raise
 
     def _keep_error(self, error: Exception) -> None:
         """Keep an error for `step` to raise, and report the samples that had ended before it."""
@@ -347,7 +360,7 @@ class Scheduler:
         Finished samples are still returned.
         """
         request = self.run.requests.get(index)
-        if request is not None and not request.spec.rows:
+        if request is not None and not request.spec.rows and self._error is None:
             # The running pass may compute its segments, which other requests may need too.
             try:
                 self._collect_results()
@@ -361,8 +374,6 @@ class Scheduler:
     def close(self) -> None:
         """Free all pages, whether or not the run is complete."""
         self.flight = self._error = None
-        with suppress(Exception):  # after an error in a draw, the other ranks have ended
-            self.run.model_runner.drop_deferred()
         # The cache has one run at a time, so this also frees what an interrupted step allocated.
         self.run.pool.reset(self.run.prefix_cache.tables())
         self.run.store.states.reset(self.run.prefix_cache.states())
