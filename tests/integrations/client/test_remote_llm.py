@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from serving import HTTP, KEY, TEMPLATE, Running, listening
+from shallow_demo import shallow_demo
 from small_searches import exact_demo
 
 from treegen import LLM, Node, SamplingParams
@@ -762,7 +763,8 @@ def test_a_restarted_server_draws_the_same_tree(
 def test_a_search_whose_server_is_killed_can_be_run_again(local: LLM) -> None:
     """SIGKILL comes between two steps of the search; another server gives the equal tree."""
     options = ["--port", "0", "--memory", "64MiB", "--device", "cpu", "--dtype", "float32"]
-    command = [sys.executable, "-m", "treegen", "serve", "--model", "demo", *options]
+    model = str(shallow_demo())
+    command = [sys.executable, "-m", "treegen", "serve", "--model", model, *options]
     servers: list[subprocess.Popen[str]] = []
 
     async def search(root: SearchNode) -> list[SearchNode]:
