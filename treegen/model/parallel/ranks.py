@@ -246,7 +246,7 @@ def abort(leader: RankLeader) -> None:
     with _abort_lock:
         if _joined and (ranks := _joined[0]).leader is leader:
             if ranks.shared is not None:
-                run_in_daemon("treegen-release", ranks.shared.release)
+                ranks.shared.release()
             ranks.abort_done = run_in_daemon("treegen-abort", _abort_group)
             # Only now, so that `leave` aborts the group if no thread can be started (during exit).
             _aborted[:] = [_joined.pop()]

@@ -100,7 +100,7 @@ class SharedBuffer:
             kernels.sum_staged(partial, residual, out, *self._staged)
 
     def release(self) -> None:
-        """End kernels that wait for a dead rank; later ones do not wait.
+        """End kernels that wait for a dead rank; later ones wait a few milliseconds at most.
 
         The results of all sums are then undefined.
         """
