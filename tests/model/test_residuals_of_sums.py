@@ -54,6 +54,10 @@ def add_another_dtype(residual: Tensor, weight: Tensor) -> Tensor:
     return add_linear(residual, weight) + residual.float()
 
 
+def add_a_size(residual: Tensor, weight: Tensor) -> Tensor:
+    return add_linear(residual, weight) + residual.shape[1]
+
+
 def add_a_part(residual: Tensor, weight: Tensor) -> Tensor:
     return torch.add(residual, add_linear(residual, weight), alpha=0.5)
 
@@ -81,6 +85,7 @@ def add_two_sums(residual: Tensor, weight: Tensor) -> Tensor:
         (use_the_sum_twice, False),
         (add_a_bias, False),
         (add_another_dtype, False),
+        (add_a_size, False),
         (add_a_part, False),
         (add_something_later, False),
         (add_a_transposed, False),

@@ -129,7 +129,7 @@ def _find_sum(node: Any) -> fx.Node | None:
 
 def _matches(node: fx.Node, residual: Any) -> bool:
     """Return whether the values of two nodes are dense tensors of one shape and dtype."""
-    if not isinstance(residual, fx.Node):
+    value, other = (getattr(given, "meta", {}).get("val") for given in (node, residual))
+    if not (isinstance(value, Tensor) and isinstance(other, Tensor)):  # such as a size
         return False
-    value, other = node.meta["val"], residual.meta["val"]
-    return bool(value.shape == other.shape and value.dtype == other.dtype and other.is_contiguous())
+    return value.shape == other.shape and value.dtype == other.dtype and other.is_contiguous()
