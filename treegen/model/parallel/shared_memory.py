@@ -16,11 +16,12 @@ from torch import Tensor
 from treegen.common.lifetimes import use_environment_default
 from treegen.ops.kernel_modules import import_kernels
 
+SHARING_SIZES: Final = (2,)
+"""Numbers of ranks whose tensors the kernels can add up."""
 _NO_MULTICAST: Final = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # read when ranks exchange their memory
 _SYMMETRIC_MEMORY: Final = "torch.distributed._symmetric_memory"
 _KERNELS: Final = "treegen.model.parallel.sum_kernels"
 _NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-_SHARING_SIZES: Final = (2,)  # numbers of ranks that the kernels can add up
 _LINES: Final = (
     1 << 17
 )  # numbers of 32 bits in the largest sum without flags; larger ones use flags
@@ -130,7 +131,7 @@ def share_memory(
     if device.type != "cuda":
         return None
     own = device.index
-    able = size in _SHARING_SIZES and not _shared and import_kernels(_KERNELS) is not None
+    able = size in SHARING_SIZES and not _shared and import_kernels(_KERNELS) is not None
     able = able and all(_has_atomics(own, peer) for peer in range(size) if peer != own)
     if not agree(able):
         return None
