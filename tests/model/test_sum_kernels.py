@@ -27,7 +27,7 @@ interpreted = pytest.mark.skipif(
 PROGRAMS = 3
 LINES, STAGED, PIECES = 1024, 2048, 4  # of a rank's memory
 BLOCK = 128
-NUMBERS = [2, 254, 256, 258, 1000, 2048, 2, 6, 1536]  # that are added up, one after another
+NUMBERS = [2, 254, 256, 258, 1000, 2048, 2, 6, 5000, 1536]  # that are added up, one after another
 SEED = 3
 
 
