@@ -60,7 +60,7 @@ class SharedBuffer:
         self._stop = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._tagged = lines, peer_lines, zeros(2 * num_programs), self._stop
         self._staged = staged, peer_staged, flags, peer_flags, zeros(num_programs), self._stop
-        torch.cuda.synchronize(memory.device)
+        torch.cuda.synchronize(memory.device)  # before the other rank may write to it
 
     @staticmethod
     def allocate(device: torch.device) -> Tensor:
@@ -68,9 +68,7 @@ class SharedBuffer:
         memory: Tensor = import_module(_SYMMETRIC_MEMORY).empty(
             sum(_AREAS), dtype=torch.uint8, device=device
         )
-        memory.zero_()
-        torch.cuda.synchronize(device)
-        return memory
+        return memory.zero_()
 
     def can_sum(self, tensor: Tensor) -> bool:
         """Return whether the kernels can add up a tensor."""
