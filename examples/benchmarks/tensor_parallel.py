@@ -2,8 +2,8 @@
 
 The first table has the microseconds of a sum of bfloat16 numbers over the GPUs, in CUDA graphs: by
 NCCL, by treegen (which has its own kernels for two GPUs), and by torch's kernels over symmetric
-memory (without multicast; their numbers are in this memory already). The second table has tokens/s of `treegen
-bench decode`. On two GPUs or more:
+memory (without multicast; their numbers are in this memory already). The second table has tokens/s
+of `treegen bench decode`. On two GPUs or more:
 
     python examples/benchmarks/tensor_parallel.py
 """
