@@ -22,10 +22,9 @@ _NO_MULTICAST: Final = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # read when ranks exc
 _SYMMETRIC_MEMORY: Final = "torch.distributed._symmetric_memory"
 _KERNELS: Final = "treegen.model.parallel.sum_kernels"
 _NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-_LINES: Final = (
-    1 << 17
-)  # numbers of 32 bits in the largest sum without flags; larger ones use flags
-_STAGED: Final = 1 << 23  # numbers of 32 bits that a launch with flags adds up at most
+# Numbers of 32 bits in the largest sum without flags, and in the largest launch with flags
+_LINES: Final = 1 << 17
+_STAGED: Final = 1 << 23
 _MAX_PROGRAMS: Final = 256
 _PIECES: Final = 16  # flags per program
 # The buffer of this process, which is never freed; None if the only attempt to make one has failed.
