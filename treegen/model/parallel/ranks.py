@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 
 from treegen.common.lifetimes import use_environment_default
 from treegen.common.synchronization import run_in_daemon
-from treegen.errors import InputError, arg
+from treegen.errors import CapacityError, InputError, arg
 from treegen.model.parallel.shared_memory import SHARING_SIZES, SharedBuffer, share_memory
 
 TIMEOUT: Final = 900.0
@@ -67,6 +67,10 @@ class RankLeader(Protocol):
         ...
 
 
+class AgreedError(CapacityError):
+    """A rank has not enough memory. All ranks raise this error, and can be used again."""
+
+
 @dataclass(eq=False, slots=True)
 class Ranks:
     """The ranks of one model, from the view of one of them."""
@@ -107,6 +111,23 @@ class Ranks:
         """
         self.check()
         return bool(self.all_reduce_min(able))
+
+    def raise_together(self, error: CapacityError | None) -> None:
+        """Raise an error in all ranks if any rank has one. A collective.
+
+        Args:
+            error: The error of this rank; None if it has none.
+
+        Raises:
+            AgreedError: a rank has an error.
+            WorkerError: as for `agree`.
+        """
+        if not self.agree(error is None):
+            raise AgreedError(
+                str(error)
+                if error is not None
+                else f"the cache does not fit the memory of another rank; set {arg('memory')}"
+            ) from error
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrite a dense tensor with that of rank 0. A collective: each rank must call this."""
