@@ -11,7 +11,7 @@ import subprocess
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -256,6 +256,19 @@ def test_what_is_no_node_of_the_search_is_told(
 def test_what_has_no_nodes_is_a_value(value: Any) -> None:
     result = returning(lambda root: value)
     assert result.error is None and result.value == value
+
+
+def test_an_object_that_can_be_awaited_is_a_value() -> None:
+    """As references to objects of Ray, which whoever gets the results may await."""
+
+    class Reference:
+        def __await__(self) -> Generator[Any, None, int]:
+            yield
+            return 3
+
+    reference = Reference()
+    result = returning(lambda root: reference)
+    assert result.error is None and result.value is reference
 
 
 # Failures
