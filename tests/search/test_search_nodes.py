@@ -192,6 +192,23 @@ def test_a_session_says_how_it_is_called() -> None:
     assert len(session.sample({root: 2})[root]) == 2
 
 
+def test_a_session_can_be_stepped_in_an_event_loop() -> None:
+    async def solve(root: SearchNode) -> list[SearchNode]:
+        return [*await root.sample(2), *await root.sample(1)]
+
+    async def step() -> int:
+        call = session.start(solve(session.root("acde")))
+        while not call.is_done:
+            session.step()
+            await asyncio.sleep(0)
+        return len(call.result)
+
+    session = session_of()
+    with pytest.raises(InputError, match=r"session\.start and call session\.step until"):
+        asyncio.run(solve(session.root("acde")))
+    assert asyncio.run(step()) == 3
+
+
 # What a search returns
 
 
