@@ -6,7 +6,9 @@ from unittest.mock import patch
 import torch
 
 from treegen.engine.compute.model_runner import TokenChecksum
+from treegen.errors import CapacityError
 from treegen.llm import follower
+from treegen.model import memory
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.parallel import shared_memory
@@ -68,3 +70,28 @@ def load_with_failing_update(path: str, failing: int, *, device: Any, ranks: Ran
     if ranks.rank == failing:
         (follower if ranks.rank else rank_updates).write_shard = fail  # type: ignore[attr-defined]
     return load_model(path, check=False, device=device, ranks=ranks)
+
+
+def load_with_full_memory(
+    path: str, step: str, failing: int, *, device: Any, ranks: Ranks
+) -> Model:
+    """Load a model; one rank has no memory for its first cache.
+
+    Args:
+        path: The checkpoint.
+        step: What raises the error: "cache_size" or "new_cache".
+        failing: The rank without memory.
+        device: The device.
+        ranks: The ranks.
+    """
+    model = load_model(path, check=False, device=device, ranks=ranks)
+    patched: Any = memory if step == "cache_size" else model
+    original = getattr(patched, step)
+
+    def fail(*_: object) -> None:
+        setattr(patched, step, original)
+        raise CapacityError("the memory is full")
+
+    if ranks.rank == failing:
+        setattr(patched, step, fail)
+    return model

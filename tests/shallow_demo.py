@@ -26,6 +26,6 @@ def shallow_demo() -> Path:
     left_out = tuple(f"model.layers.{i}." for i in range(_NUM_LAYERS, config["num_hidden_layers"]))
     weights = load_file(path / "model.safetensors")
     kept = {name: weights[name] for name in weights if not name.startswith(left_out)}
-    kept["model.norm.weight"] /= 2  # or it would repeat tokens
+    kept["model.norm.weight"] /= 3  # or it would repeat a single token
     save_file(kept, path / "model.safetensors", {"format": "pt"})
     return path

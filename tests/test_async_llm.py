@@ -47,7 +47,16 @@ def facts(completions: list[Completion]) -> list[tuple[Any, ...]]:
     return sorted((c.text, c.tokens, c.finish_reason, c.stop, c.seed) for c in completions)
 
 
-def test_single_calls_get_the_samples_of_one_call(served: AsyncLLM) -> None:
+def test_texts_of_the_shallow_model_vary(loaded: LLM) -> None:
+    """Otherwise, equal texts would prove little."""
+    params = SamplingParams(n=8, max_tokens=40, ignore_eos=True, seed=1)
+    tokens = [c.tokens for c in loaded.generate([PROMPT], params)[0]]
+    assert len(set(tokens)) == 8 and all(len(set(each)) > 10 for each in tokens)
+
+
+def test_single_calls_get_the_samples_of_one_call() -> None:
+    served = AsyncLLM(demo())  # an LLM counts the calls of a prompt, which the seeds follow from
+
     async def ask() -> list[Completion]:
         one = SamplingParams(max_tokens=24)
         calls = [served.generate([PROMPT], one) for _ in range(6)]

@@ -296,6 +296,9 @@ def test_equal_samples_are_told(
     assert (told in done.err) == warns
     if warns:
         assert done.err.index(told) < done.err.index("run directory"), "before a sample is drawn"
+        several = ["eval", "gsm8k,math500", "-M", tiny, "-L", "1", "-f", "0", "--max-tokens", "4"]
+        done = treegen(*several, "-n", "3", "--temperature", "0", "-o", tmp_path / "runs")
+        assert done.code == 0 and done.err.count(told) == 1
 
 
 def test_chat_prompts_stay_shared(treegen: Command, tiny: Path) -> None:

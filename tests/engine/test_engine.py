@@ -429,6 +429,33 @@ def test_a_full_gpu_says_what_to_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
         llm.model.new_cache(4, 16)
 
 
+def test_scores_known_before_an_error_are_returned(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that launches passes ahead learns scores in the step in which the next pass fails."""
+    pairs = [(f"{i} context of some length, number", f" {i} and so on") for i in range(8)]
+
+    def count_scores(run_ahead: bool, num_passes: int) -> int:
+        llm, num_left = load(checkpoint, prefill_chunk=16, run_ahead=run_ahead), [num_passes]
+        forward = llm.model.forward
+
+        def forward_or_fail(batch: Any) -> torch.Tensor:
+            num_left[0] -= 1
+            if num_left[0] < 0:
+                raise torch.OutOfMemoryError("full")
+            return forward(batch)
+
+        monkeypatch.setattr(llm.model, "forward", forward_or_fail)
+        num_scores = 0
+        with pytest.raises(CapacityError, match="no memory left"):
+            for _ in llm.score_stream(pairs):
+                num_scores += 1
+        return num_scores
+
+    counts = [[count_scores(ahead, num) for num in (3, 5, 8)] for ahead in (False, True)]
+    assert counts[0] == counts[1] and counts[0][0] > 0
+
+
 def test_after_an_error_the_next_run_works(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, passes = llm.model.forward, [0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Sequence
 
@@ -352,6 +353,24 @@ def test_a_cancelled_prompt_frees_its_pages_at_once() -> None:
     scheduler.cancel(0)
     assert cache.pool.num_used <= before - 10 - 4
     assert {c.prompt_id for c in drain(scheduler)} == {"p1"}
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_waiting_prompts_are_cancelled_in_linear_time(length: int) -> None:
+    """Prompts of one token are all equal here, and those of two tokens are distinct."""
+    params, model = SamplingParams(max_tokens=1), HistoryModel()
+
+    def cancel_all(num_prompts: int) -> float:
+        plan = plan_of([([2, 3 + i][:length], 1) for i in range(num_prompts)], params)
+        scheduler = scheduler_of(plan, model, model.new_cache(200, 4), params)
+        start = time.process_time()
+        for index in reversed(range(num_prompts)):
+            scheduler.cancel(index)
+        seconds = time.process_time() - start
+        assert not scheduler.has_work
+        return seconds
+
+    assert cancel_all(20_000) < 50 * cancel_all(1_000)
 
 
 def test_wanted_samples_only() -> None:

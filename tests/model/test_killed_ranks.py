@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -96,11 +97,12 @@ def test_a_group_is_left_although_no_thread_can_be_started(
     def fail(*_: object) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    leader = Alone()
-    join(0, 1, torch.device("cpu"), tmp_path, leader)
+    leader, shared = Alone(), Mock()
+    join(0, 1, torch.device("cpu"), tmp_path, leader).shared = shared
     monkeypatch.setattr(parallel_ranks, "run_in_daemon", fail)
     with pytest.raises(RuntimeError, match="shutdown"):
         abort(leader)
+    shared.release.assert_called_once_with()  # otherwise, sums of this rank wait for ever
     leave(leader)
     assert not dist.is_initialized()
 
@@ -129,6 +131,7 @@ def test_memory_that_could_not_be_shared_is_not_shared_by_a_later_group(
         attempts.append(where)
         raise RuntimeError("pidfd_getfd: operation not permitted")
 
+    monkeypatch.setattr(shared_memory, "import_kernels", lambda name: shared_memory)
     monkeypatch.setattr(shared_memory.SharedBuffer, "allocate", lambda device: torch.empty(0))
     monkeypatch.setattr(shared_memory.SharedBuffer, "__init__", fail)
     monkeypatch.setattr(shared_memory, "_shared", [])

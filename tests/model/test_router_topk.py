@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treegen.model.graph_passes import GRAPH_PASS, topk_rows
+from treegen.model.graph_passes import GraphPass, topk_rows
 
 
 def found(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ def test_short_rows_of_a_graph_are_taken_and_no_others() -> None:
 
     given = torch.randn(6, 20), torch.randn(3, 1025), torch.randint(0, 9, (4, 5))
     module: Any = make_fx(choose, tracing_mode="fake")(*given)
-    GRAPH_PASS(module.graph)
+    GraphPass(False)(module.graph)
     module.recompile()
     targets = [node.target for node in module.graph.nodes if "getitem" not in str(node.target)]
     assert targets.count(torch.ops.treegen.topk_rows.default) == 2
@@ -95,7 +95,10 @@ def test_the_compiler_takes_the_pass() -> None:
         return values / values.sum(-1, keepdim=True) + indices
 
     compiled = torch.compile(
-        choose, dynamic=True, fullgraph=True, options={"post_grad_custom_pre_pass": GRAPH_PASS}
+        choose,
+        dynamic=True,
+        fullgraph=True,
+        options={"post_grad_custom_pre_pass": GraphPass(False)},
     )
     rows = torch.randn(9, 8)
     got, code = run_and_get_code(compiled, rows)

@@ -27,7 +27,7 @@ interpreted = pytest.mark.skipif(
 PROGRAMS = 3
 LINES, STAGED, PIECES = 1024, 2048, 4  # of a rank's memory
 BLOCK = 128
-NUMBERS = [2, 254, 256, 258, 1000, 2048, 2, 6, 1536]  # that are added up, one after another
+NUMBERS = [2, 254, 256, 258, 1000, 2048, 2, 6, 5000, 1536]  # that are added up, one after another
 SEED = 3
 
 
@@ -44,10 +44,10 @@ def numbers_of(rank: int, count: int, dtype: torch.dtype, seed: int) -> Tensor:
 class Rank:
     """One of two ranks, with its own memory and that of the other rank."""
 
-    def __init__(self, rank: int, memories: list[list[Tensor]]) -> None:
+    def __init__(self, rank: int, memories: list[list[Tensor]], launch: int = 0) -> None:
         own, peer = memories[rank], memories[1 - rank]
         stop = torch.zeros(1, dtype=torch.int32)
-        launches = torch.zeros(2, PROGRAMS, dtype=torch.int32)
+        launches = torch.full((2, PROGRAMS), launch, dtype=torch.int32)
         self.tagged = partial(self._sum, "sum_tagged", own[0], peer[0], launches[0], stop)
         areas = own[1], peer[1], own[2], peer[2], launches[1]
         self.staged = partial(self._sum, "sum_staged", *areas, stop)
@@ -60,10 +60,12 @@ class Rank:
         return out
 
 
-def compare(rank: int, memories: list[list[Tensor]], dtype: torch.dtype, wrong: Any) -> None:
+def compare(
+    rank: int, memories: list[list[Tensor]], dtype: torch.dtype, launch: int, wrong: Any
+) -> None:
     """Add up numbers in one of two processes, and report which sums differ from torch's."""
     sum_kernels._TAGGED_BLOCK, sum_kernels._STAGED_BLOCKS = BLOCK, (BLOCK, 2 * BLOCK)
-    this, random = Rank(rank, memories), Random(SEED)
+    this, random = Rank(rank, memories, launch), Random(SEED)
     for seed in range(3 * len(NUMBERS)):
         count = NUMBERS[seed % len(NUMBERS)]
         numbers, others = (numbers_of(each, count, dtype, seed) for each in (rank, 1 - rank))
@@ -135,8 +137,9 @@ def run_ranks(function: Any, ranks: int, *arguments: Any) -> list[str]:
 @interpreted
 # The interpreter truncates bfloat16; two GPUs add it up in tests/summed_ranks.py.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_two_ranks_have_the_rounded_sum_of_both(dtype: torch.dtype) -> None:
-    assert run_ranks(compare, 2, dtype) == []
+@pytest.mark.parametrize("launch", [0, (1 << 31) - 9, -(1 << 31) + 9], ids=str)
+def test_two_ranks_have_the_rounded_sum_of_both(dtype: torch.dtype, launch: int) -> None:
+    assert run_ranks(compare, 2, dtype, launch) == []
 
 
 @interpreted

@@ -22,13 +22,14 @@ from failing_ranks import (
     draw_other_tokens,
     fail_in_rank_1,
     load_with_failing_update,
+    load_with_full_memory,
     share_memory_of_rank_0,
 )
 from forked_ranks import forked_group
 from processes import descendants, living
 
 from treegen import LLM, SamplingParams
-from treegen.errors import InputError, NumericsError, WorkerError
+from treegen.errors import CapacityError, InputError, NumericsError, WorkerError
 from treegen.model import rank_processes
 from treegen.model.load import load_model
 from treegen.model.model import Model
@@ -277,3 +278,17 @@ def test_weights_can_be_updated_before_a_kept_error_is_raised(
         with pytest.raises(NumericsError, match="not numbers"):
             stream.step()
         assert len(llm.run(tree_of(3), params).completions) == 9
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("step", ["cache_size", "new_cache"])
+def test_ranks_can_be_used_after_a_cache_that_does_not_fit_one_of_them(
+    tmp_path: Path, step: str, failing: int
+) -> None:
+    path = str(tiny_models.save_tiny_model(tmp_path))
+    with forked_group(2) as group:
+        model = group.load(partial(load_with_full_memory, path, step, failing))
+        make = partial(LLM, model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB")
+        with pytest.raises(CapacityError, match="memory"):
+            make()
+        assert len(make().run(tree_of(2), SamplingParams(max_tokens=3)).completions) == 6

@@ -499,6 +499,17 @@ def test_a_legend_of_many_runs_stands_above_the_axes(tmp_path: Path) -> None:
     assert one.width == many.width and many.height > 2 * one.height
 
 
+def test_long_names_of_runs_differ_in_the_legend(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    curves = k_curves(load_run(make_run(tmp_path / "run")).verdicts("numeric"))
+    names = [f"gsm8k-Llama-3.1-8B-Instruct-20261130-1344{number}-16197" for number in (10, 11)]
+    figure = Figure()
+    curves_plot(dict.fromkeys(names, curves)).draw(figure)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(set(labels)) == len(labels) == 4 and max(map(len, labels)) == 48
+
+
 def test_curves_are_the_estimates_of_the_report(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "run", num_problems=9, num_samples=7))
     verdicts = run.verdicts("numeric")

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -148,9 +149,11 @@ def test_records_come_back_as_they_were_given(run_path: Path) -> None:
 
 
 def edges(whole: bytes) -> list[int]:
-    """Places in the first line and in the last two, for the lines between are treated alike."""
+    """Places in the first line, in the last two and in each problem's id; the others are alike."""
     ends = [place for place, byte in enumerate(whole) if byte == ord("\n")]
-    return [*range(ends[0] + 2), *range(ends[-3], len(whole))]
+    ids = re.finditer(rb'"problem_id":.*"sample_index":0', whole)
+    places = [range(*each.span()) for each in ids]
+    return sorted({*range(ends[0] + 2), *range(ends[-3], len(whole))}.union(*places))
 
 
 def test_cut_at_any_byte_a_run_resumes_to_the_same_samples(run_path: Path) -> None:

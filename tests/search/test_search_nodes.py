@@ -11,7 +11,7 @@ import subprocess
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -192,6 +192,23 @@ def test_a_session_says_how_it_is_called() -> None:
     assert len(session.sample({root: 2})[root]) == 2
 
 
+def test_a_session_can_be_stepped_in_an_event_loop() -> None:
+    async def solve(root: SearchNode) -> list[SearchNode]:
+        return [*await root.sample(2), *await root.sample(1)]
+
+    async def step() -> int:
+        call = session.start(solve(session.root("acde")))
+        while not call.is_done:
+            session.step()
+            await asyncio.sleep(0)
+        return len(call.result)
+
+    session = session_of()
+    with pytest.raises(InputError, match=r"session\.start and call session\.step until"):
+        asyncio.run(solve(session.root("acde")))
+    assert asyncio.run(step()) == 3
+
+
 # What a search returns
 
 
@@ -256,6 +273,19 @@ def test_what_is_no_node_of_the_search_is_told(
 def test_what_has_no_nodes_is_a_value(value: Any) -> None:
     result = returning(lambda root: value)
     assert result.error is None and result.value == value
+
+
+def test_an_object_that_can_be_awaited_is_a_value() -> None:
+    """As references to objects of Ray, which whoever gets the results may await."""
+
+    class Reference:
+        def __await__(self) -> Generator[Any, None, int]:
+            yield
+            return 3
+
+    reference = Reference()
+    result = returning(lambda root: reference)
+    assert result.error is None and result.value is reference
 
 
 # Failures

@@ -25,9 +25,11 @@ from treegen.search import (
     event_loop,
     gather,
 )
+from treegen.search.budget import BudgetIgnored, BudgetReached
 from treegen.search.session import Session
 
 _MAX_ROUNDS = 200_000  # rounds of a loop after which a test gives up
+_MAX_BUDGET_REACHED = budgeted_search._MAX_BUDGET_REACHED  # before `hasty` patches it
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +125,20 @@ def test_who_asks_on_and_on_after_the_budget_is_ended(fn) -> None:  # type: igno
     (result,) = run_of(backend_of(HistoryModel()), fn, 1, budget=Budget(nodes=3))
     assert result.usage.nodes == 3 and len(result.tree.nodes) == 4
     assert result.stopped == "budget of 3 nodes reached" and result.error is None
+
+
+def test_a_search_is_given_up_after_many_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgeted_search, "_MAX_BUDGET_REACHED", _MAX_BUDGET_REACHED)
+    search = budgeted_search.BudgetedSearch("", None, None)
+    search.stop("enough")
+    num_reached = 0
+    with pytest.raises(BudgetIgnored):
+        for _ in range(_MAX_ROUNDS):
+            try:
+                search.check()
+            except BudgetReached:
+                num_reached += 1
+    assert num_reached == 100_000
 
 
 async def holds_itself(root: SearchNode) -> None:

@@ -102,6 +102,7 @@ class Scheduler:
         self._verifies = False  # whether this step verifies draft tokens, if there are any
         self._update: CacheMode | None = None  # how keys follow an update of the weights
         self._error: Exception | None = None  # raised once all samples that had ended are returned
+        self._has_new_scores = False  # whether scores of a step that failed are still to be read
         early_samples = speculation.early_samples if speculation else 0
         self.queue = queue = RowQueue(
             run, features.states, features.row_features, early_samples=early_samples
@@ -188,7 +189,8 @@ class Scheduler:
     def step(self) -> list[Completion]:
         """Run one forward pass; return samples that are known to have ended.
 
-        Samples that had ended before an error are returned first; then the next call raises it.
+        Samples that had ended before an error are returned first; then the next call raises it. If
+        scores are known, the next call raises it, too, so that the caller can read them first.
 
         Raises:
             NumericsError: the model's logits are not numbers.
@@ -204,7 +206,8 @@ class Scheduler:
             except Exception as error:
                 self._keep_error(error)
         finished = self._outputs.take_finished()
-        if self._error is not None and not finished:
+        has_scores, self._has_new_scores = self._has_new_scores, False
+        if self._error is not None and not finished and not has_scores:
             failure, self._error = self._error, None
             try:
                 raise failure
@@ -236,6 +239,7 @@ class Scheduler:
             self._results.end()
         with suppress(Exception):
             self._outputs.report_all()
+        self._has_new_scores = bool(self.scores)
 
     def schedule_update(self, mode: CacheMode) -> None:
         """Make the next step drop or compute again what an update of the weights invalidates.

@@ -24,7 +24,7 @@ from treegen.common.device import use_device
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.llm.llm import LLM
 from treegen.model.model import Model
-from treegen.model.parallel.ranks import Ranks, join
+from treegen.model.parallel.ranks import AgreedError, Ranks, join
 from treegen.model.training.rank_updates import write_shard
 
 
@@ -46,8 +46,9 @@ class Follower:
         """Create a cache, and compile the model, with the options of rank 0's LLM."""
         assert self._model is not None
         self._llm = self._runner = None
-        self._llm = llm = LLM(self._model, tokenizer=(), **options)
-        self._runner = llm.engine.make_model_runner()
+        with contextlib.suppress(AgreedError):  # rank 0 raises it, too
+            self._llm = llm = LLM(self._model, tokenizer=(), **options)
+            self._runner = llm.engine.make_model_runner()
 
     def update(self, path: Path) -> None:
         """Read this rank's part of new weights from a checkpoint."""

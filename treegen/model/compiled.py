@@ -32,7 +32,7 @@ from treegen.model.attention_hook import (
 from treegen.model.batch import Batch, current_batch
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.chunked import chunk_of, scale_queries
-from treegen.model.graph_passes import GRAPH_PASS
+from treegen.model.graph_passes import choose_graph_pass
 from treegen.model.indexer import INDEX_KEYS, write_and_select
 from treegen.model.latent import is_latent_layer, make_subclass
 from treegen.model.linear.experts import GroupedLayers
@@ -232,7 +232,7 @@ class CompiledLayers:
             wrapped.module.__class__ = make_subclass(_SlotStateLayer, kind)
         inductor_options: dict[str, Any] | None = None
         if backend == "inductor":
-            inductor_options = {"post_grad_custom_pre_pass": GRAPH_PASS, **(options or {})}
+            inductor_options = {"post_grad_custom_pre_pass": choose_graph_pass(), **(options or {})}
         for layer in self._layers:
             layer.compile(backend=backend, dynamic=True, fullgraph=True, options=inductor_options)
 

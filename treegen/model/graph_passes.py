@@ -9,6 +9,7 @@ residual. Otherwise, the sum would be written and read again, by one more kernel
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -24,7 +25,7 @@ _SUMS: Final = (  # and the number of their arguments without a residual
 )
 MAX_SCORES: Final = 1024
 MAX_CHOSEN: Final = 16
-"""Maximum scores and choices that `TopKPass` replaces; more are left to torch."""
+"""Maximum scores and choices that `GraphPass` replaces; more are left to torch."""
 
 
 @torch.library.custom_op("treegen::topk_rows", mutates_args=())
@@ -54,8 +55,15 @@ def _(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     return scores.new_empty(shape), scores.new_empty(shape, dtype=torch.int64)
 
 
+@dataclass(frozen=True)
 class GraphPass(CustomGraphPass):
-    """Replaces `torch.topk` of short rows by `topk_rows`, and adds residuals to sums over ranks."""
+    """Replaces `torch.topk` of short rows by `topk_rows`, and adds residuals to sums over ranks.
+
+    Layers with equal passes share compiled graphs.
+    """
+
+    adds_residuals: bool
+    """Whether sums over ranks add residuals; the same in all ranks, because it changes rounding."""
 
     def __call__(self, graph: fx.Graph) -> None:
         """Change a graph."""
@@ -63,16 +71,17 @@ class GraphPass(CustomGraphPass):
             if node.target is torch.ops.aten.topk.default and _fits(*node.args, **node.kwargs):
                 node.target = torch.ops.treegen.topk_rows.default
                 node.args, node.kwargs = node.args[:2], {}
-        if can_add_residuals():
+        if self.adds_residuals:
             _add_residuals(graph)
 
     def uuid(self) -> Any:
         """Return the key of this pass in the compiler's cache."""
-        return get_hash_for_files((__file__,), str(can_add_residuals()))
+        return get_hash_for_files((__file__,), str(self.adds_residuals))
 
 
-GRAPH_PASS: Final = GraphPass()
-"""One instance for all layers, so that they share compiled graphs."""
+def choose_graph_pass() -> GraphPass:
+    """Return the pass for layers that these ranks compile, or this process alone."""
+    return GraphPass(can_add_residuals())
 
 
 def _fits(
@@ -129,7 +138,7 @@ def _find_sum(node: Any) -> fx.Node | None:
 
 def _matches(node: fx.Node, residual: Any) -> bool:
     """Return whether the values of two nodes are dense tensors of one shape and dtype."""
-    if not isinstance(residual, fx.Node):
+    value, other = (getattr(given, "meta", {}).get("val") for given in (node, residual))
+    if not (isinstance(value, Tensor) and isinstance(other, Tensor)):  # such as a size
         return False
-    value, other = node.meta["val"], residual.meta["val"]
-    return bool(value.shape == other.shape and value.dtype == other.dtype and other.is_contiguous())
+    return value.shape == other.shape and value.dtype == other.dtype and other.is_contiguous()

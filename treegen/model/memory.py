@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from treegen.model.model import Model
     from treegen.model.options import EngineOptions
+    from treegen.model.parallel.ranks import Ranks
 
 _LOGITS: Final = 2**28  # bytes to leave for logits
 _PREFILL_LOGITS: Final = 2**26, 2**28  # minimum and maximum elements of a pass's logits
@@ -285,7 +288,8 @@ def make_cache(model: Model, options: EngineOptions, draft_token_bytes: int = 0)
             the same pages. Default: no draft model.
 
     Raises:
-        CacheFullError: not one page fits, or too few state slots to work with.
+        CapacityError: not one page fits, or too few state slots to work with, or the device has not
+            enough free memory. With tensor parallelism, all ranks raise it.
     """
     page_size, max_rows, prefill_chunk = options.sizes(model.device.type)
     size = options.cache_bytes
@@ -297,15 +301,30 @@ def make_cache(model: Model, options: EngineOptions, draft_token_bytes: int = 0)
         activations += scratch_bytes(model.module, num_rows)
         activations += selection_bytes(model.spec, num_rows, model.dtype.itemsize)
         size = default_bytes(model.device, activations)
-    num_pages, num_states, num_windows = cache_size(
-        size, model.spec, page_size, max_rows, draft_token_bytes
-    )
+    with _fail_together(model.ranks):
+        num_pages, num_states, num_windows = cache_size(
+            size, model.spec, page_size, max_rows, draft_token_bytes
+        )
     if model.ranks is not None:
         num_pages = model.ranks.all_reduce_min(num_pages)
-    states = None
-    if num_states is not None:
-        states = new_state_cache(model, num_states, num_windows)
-    return PagedCache(model.new_cache(num_pages + 1, page_size), num_pages, page_size, states)
+    with _fail_together(model.ranks):
+        states = None
+        if num_states is not None:
+            states = new_state_cache(model, num_states, num_windows)
+        return PagedCache(model.new_cache(num_pages + 1, page_size), num_pages, page_size, states)
+
+
+@contextmanager
+def _fail_together(ranks: Ranks | None) -> Iterator[None]:
+    """Raise a CapacityError of the block in all ranks, so that none waits for another."""
+    try:
+        yield
+    except CapacityError as error:
+        if ranks is not None:
+            ranks.raise_together(error)
+        raise
+    if ranks is not None:
+        ranks.raise_together(None)
 
 
 def new_state_cache(model: Model, num_states: int, num_windows: int) -> StateCache:

@@ -146,7 +146,8 @@ def check_loop(backend: object) -> None:
     if id(backend) in _stepped and not isinstance(loop, IdleLoop):
         raise InputError(
             "a node of a session cannot be awaited, because the session computes only when it is "
-            "called; use session.sample({node: n}) or session.score({node: texts}) without await"
+            "called; use session.sample({node: n}) or session.score({node: texts}) without await, "
+            "or pass the call to session.start and call session.step until it is done"
         )
     if own_loop is not None and own_loop is not loop and not isinstance(loop, IdleLoop):
         raise InputError(

@@ -386,6 +386,44 @@ def test_a_search_that_computes_for_long_does_not_keep_the_server_from_closing(
     thread.close()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_searches_end_with_an_error_when_their_thread_fails(
+    stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runners: list[SearchThread] = []
+    open_runner = ChatSearches.open_runner
+
+    def open_and_note(searches: ChatSearches, run_operations: Any) -> SearchThread:
+        runners.append(open_runner(searches, run_operations))
+        return runners[-1]
+
+    def fail() -> bool:
+        raise SystemExit("no luck")
+
+    monkeypatch.setattr(ChatSearches, "open_runner", open_and_note)
+    fields = {"max_tokens": 400, "stream": stream, "search": {"num_samples": 2}}
+    with (
+        listening(demo(), searches=ChatSearches(), search_limits=LIMITS) as running,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        answer = threads.submit(ask, running, "best-of-n", **fields)
+        while not running.served.status().rows:
+            time.sleep(0.01)
+        loop: Any = runners[0]._searches.loop
+        loop.call_soon_threadsafe(setattr, loop._selector, "_on_idle", fail)
+        body = answer.result(30).text
+        responses = [
+            ask(running, "sample", stream=stream),
+            HTTP.get(f"{running.url}/health"),
+            running.post("chat/completions", {"messages": CHAT, "max_tokens": 4}),
+        ]
+    for text in (body, *(response.text for response in responses[:2])):
+        error = json.loads(text.strip().split("\n\n")[-1].removeprefix("data: "))["error"]
+        assert error["code"] == 503 and "restart the server" in error["message"]
+    assert responses[2].status_code == 200
+    assert "SystemExit: no luck" in caplog.text
+
+
 def test_two_clients_at_once_get_their_own_answers(running: Running) -> None:
     def search(seed: int) -> Any:
         return ask(running, "beam", seed=seed, search=SMALL["beam"]).json()["treegen"]["tree"]

@@ -8,7 +8,7 @@ another slot, while other requests still read the state at its end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class RecurrentSegmentStates(SegmentStates):
         is_whole = segment.computed == segment.stop
         return is_whole and computed < segment.stop - 1 and bool(segment.openers)
 
-    def fits(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
+    def fits(self, depth: int, requests: Collection[LiveRequest]) -> bool:
         """Return whether each request alone has enough slots, at the end of `depth` segments."""
         has_rows = any(request.spec.rows for request in requests)
         return not requests or 2 * (depth + has_rows) <= self.cache.num_slots

@@ -176,8 +176,8 @@ class InFlightPrefill:
         """Return the prompt and token of row `at` of the logits, for an error message."""
         for span in self.spans:
             if at < len(span.logit_positions):
-                below = span.segment.requests if span.segment else []
-                name = f"prompt {below[0].spec.id!r}" if below else "a shared prompt"
+                below = next(iter(span.segment.requests), None) if span.segment else None
+                name = f"prompt {below.spec.id!r}" if below else "a shared prompt"
                 return f"{name} at token {int(span.logit_positions[at])}"
             at -= len(span.logit_positions)
         raise AssertionError("a row of logits belongs to no span")

@@ -7,7 +7,7 @@ waiting.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -45,7 +45,7 @@ class AdmissionController:
         self.to_compute: dict[int, LiveSegment] = {}
         self._pool, self._page_size = run.pool, run.cache.page_size
         self._on_prefilled = on_prefilled
-        self._waiting: deque[LiveRequest] = deque()
+        self._waiting: OrderedDict[LiveRequest, None] = OrderedDict()  # the next one first
         self._open: dict[LiveRequest, None] = {}  # in the order they were opened
         self._num_undrawn = 0  # rows of UNDRAWN requests
 
@@ -65,7 +65,7 @@ class AdmissionController:
                 self._move(request, FINISHED)
                 self._end(request)
             else:
-                self._waiting.append(request)
+                self._waiting[request] = None
 
     def admit(self) -> None:
         """Activate ready rows and open requests until enough rows are started.
@@ -80,7 +80,7 @@ class AdmissionController:
             # Open somewhat more than needed now, so that later prefill passes have many requests.
             max_open_rows = self._run.max_rows * 5 // 4 + 1
             while self._waiting and started + self._num_undrawn < max_open_rows:
-                if not self._try_open(self._waiting[0], growth):
+                if not self._try_open(next(iter(self._waiting)), growth):
                     break
             self._queue.activate(self._run.max_rows)
         if len(self._queue.ready) and not self._queue.num_active and not self.to_compute:
@@ -109,7 +109,7 @@ class AdmissionController:
                     request, self._run.store.slots_to_open(request)
                 ),
             )
-        self._waiting.popleft()
+        del self._waiting[request]
         self._open[request] = None
         self._move(request, UNDRAWN if request.slots is None else OPEN)
         to_compute, reused = self._run.store.open(request)
@@ -165,7 +165,7 @@ class AdmissionController:
         if request.phase.is_open:
             self._close(request, FINISHED)
         else:
-            self._waiting.remove(request)
+            del self._waiting[request]
             self._move(request, FINISHED)
             self._end(request)
 
@@ -195,7 +195,7 @@ class AdmissionController:
     def _end(self, request: LiveRequest) -> list[LiveSegment]:
         del self._run.requests[request.index]
         not_needed = self._run.store.close(request)
-        request.segment.requests.remove(request)
+        del request.segment.requests[request]
         self._run.store.release(request.segment)
         return not_needed
 
@@ -250,7 +250,8 @@ class AdmissionController:
         if request.slots is not None:
             self._queue.park(self._queue.select([request], RowPhase.READY))
         self._close(request, WAITING)
-        self._waiting.appendleft(request)
+        self._waiting[request] = None
+        self._waiting.move_to_end(request, last=False)
 
     def drop_keys(self, *, of_rows: bool) -> None:
         """Drop all keys and states except those of active rows and of the segments above them.
@@ -299,18 +300,17 @@ class AdmissionController:
         if not request.spec.rows:
             self.finish(request)
             return
-        unfinished = request.samples
-        gone = unfinished.copy() if sample is None else [i for i in unfinished if i == sample]
-        for index in gone:
-            unfinished.remove(index)
+        unfinished = [] if sample is None else [i for i in request.samples if i != sample]
+        is_changed = len(unfinished) < len(request.samples)
+        request.samples[:] = unfinished
         self._count_undrawn(request)
-        if gone and request.slots is not None:
+        if is_changed and request.slots is not None:
             slots = np.array(sorted(request.slots), dtype=np.int64)
             if not greedy:  # greedy samples share one slot
                 slots = slots[~np.isin(self._run.rows.sample[slots], unfinished)]
             if len(slots) and not (greedy and unfinished):
                 self.remove_rows({request: slots.tolist()}, ended=False)
-        elif gone and not unfinished:
+        elif is_changed and not unfinished:
             self.finish(request)
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ of given text, and generated text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
@@ -140,7 +140,7 @@ class LiveSegment:
     """Open requests that need it in memory."""
     children: dict[int, LiveSegment] = field(default_factory=dict)
     """Segments that start where it stops, by index."""
-    requests: list[LiveRequest] = field(default_factory=list)
+    requests: dict[LiveRequest, None] = field(default_factory=dict)
     """Unfinished requests whose prompts end with it."""
     reuse: tuple[CachedPrefix, int] | None = None
     """A cached prefix that has its first tokens, and the position up to which it has them."""
@@ -289,7 +289,7 @@ class SegmentStates:
     exist = False
     """Whether segments have states. If so, texts can be continued only where a state was kept."""
 
-    def fits(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
+    def fits(self, depth: int, requests: Collection[LiveRequest]) -> bool:
         """Return whether each request alone has enough slots, at the end of `depth` segments."""
         return True
 

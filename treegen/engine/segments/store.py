@@ -255,7 +255,7 @@ class SegmentStore:
     def attach(self, request: LiveRequest) -> None:
         """Attach a new request to its segment, and record the positions whose logits it needs."""
         segment = self.retain(request.segment)
-        segment.requests.append(request)
+        segment.requests[request] = None
         if request.spec.rows:
             segment.first_logit = min(segment.first_logit, segment.stop - 1)
         if request.spec.score_from is not None:

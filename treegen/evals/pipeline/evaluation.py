@@ -174,13 +174,13 @@ def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
 
 def _warn_of_equal_samples(jobs: Sequence[Job], listener: Listener) -> None:
     """Warn of runs that draw several samples of a problem by greedy decoding."""
-    for job in jobs:
-        if job.settings.num_samples > 1 and job.settings.sampling.temperature == 0:
+    greedy = [job.settings for job in jobs if job.settings.sampling.temperature == 0]
+    for num in dict.fromkeys(settings.num_samples for settings in greedy):
+        if num > 1:
             listener.warn(
                 Message(
-                    f"Warning: the {job.settings.num_samples} samples of a problem are equal, "
-                    "because the temperature is 0; to draw different samples, pass "
-                    f"{arg('temperature', 0.7)}"
+                    f"Warning: the {num} samples of a problem are equal, because the temperature "
+                    f"is 0; to draw different samples, pass {arg('temperature', 0.7)}"
                 )
             )
 

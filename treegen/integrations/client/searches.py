@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from treegen.common.params import SamplingParams
-from treegen.errors import InternalError
+from treegen.errors import StoppedError
 from treegen.integrations.client.backend import NodeBackend, Send
 from treegen.integrations.server.node_types import Operation, Result, RootOperation
 from treegen.search.budget import Budget
@@ -17,6 +19,7 @@ from treegen.search.run import RunningSearch, resume_any
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult
 
+_log = logging.getLogger(__name__)
 _END_SECONDS: Final = 1.0
 """Time for a search to end after it was cancelled."""
 _CLOSE_SECONDS: Final = 5.0
@@ -107,7 +110,11 @@ class NodeSearches:
 
 
 class SearchThread:
-    """A thread that runs searches while another event loop, such as a server's, computes nodes."""
+    """A thread that runs searches while another event loop, such as a server's, computes nodes.
+
+    Attributes:
+        failure: The error that ended the thread; None while searches can run.
+    """
 
     def __init__(self, run_operations: Send) -> None:
         """Start the thread; call it in the event loop that computes nodes.
@@ -125,10 +132,20 @@ class SearchThread:
             return await asyncio.wrap_future(call)
 
         self._searches = NodeSearches(send)
-        self._thread = threading.Thread(
-            target=self._searches.loop.run_forever, name="treegen-searches", daemon=True
-        )
+        self.failure: BaseException | None = None
+        self._computing, self._failed = computing, computing.create_future()
+        self._thread = threading.Thread(target=self._run_loop, name="treegen-searches", daemon=True)
         self._thread.start()
+
+    def _run_loop(self) -> None:
+        """Run the loop of the searches; if it fails, end the calls that wait for results."""
+        try:
+            self._searches.loop.run_forever()
+        except BaseException as error:
+            self.failure = error
+            _log.exception("the thread of searches has failed; restart the server")
+            with suppress(RuntimeError):  # the other loop is closed
+                self._computing.call_soon_threadsafe(self._failed.set_result, None)
 
     async def run(
         self,
@@ -147,12 +164,22 @@ class SearchThread:
             name: Name of the search.
             params: Default sampling parameters of nodes.
             budget: Budget of the search.
+
+        Raises:
+            StoppedError: the thread has ended.
         """
+        stopped = StoppedError("searches can no longer be run; restart the server")
         if not self._thread.is_alive():
-            raise InternalError("the search thread has stopped; restart the server")
+            raise stopped
         run = self._searches.run(fn, root, name=name, params=params, budget=budget)
-        call = asyncio.run_coroutine_threadsafe(run, self._searches.loop)
-        return await asyncio.wrap_future(call)
+        call = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, self._searches.loop))
+        try:
+            await asyncio.wait({call, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise stopped from self.failure
+            return call.result()
+        finally:
+            call.cancel()
 
     def close(self) -> None:
         """End all searches, and the thread.
@@ -163,4 +190,5 @@ class SearchThread:
             self._searches.loop.call_soon_threadsafe(self._searches.loop.stop)
             self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():
-            self._searches.close()
+            with suppress(*((Exception, SystemExit) if self.failure else ())):  # it may fail again
+                self._searches.close()

@@ -401,6 +401,8 @@ class Server:
         failure = self._served.failure
         if failure is not None:
             return error_response(503, f"the model can no longer be used: {failure}")
+        if self._searches is not None and self._searches.failure is not None:
+            return error_response(503, "searches can no longer be run; restart the server")
         return json_response({"status": "ok"})
 
 

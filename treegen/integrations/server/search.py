@@ -67,6 +67,9 @@ class PreparedSearch(Protocol):
 class SearchRunner(Protocol):
     """Runs searches over nodes."""
 
+    failure: BaseException | None
+    """The error after which no search can run; None while searches can run."""
+
     async def run(
         self,
         fn: SearchFn,
@@ -186,6 +189,11 @@ class SearchService:
         )
         self._runner: SearchRunner | None = None
         self._num_running: Counter[str] = Counter()  # by client
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error after which no search can run; None while searches can run."""
+        return self._runner.failure if self._runner is not None else None
 
     def parse(self, method: str, body: Mapping[str, Any]) -> SearchRequest:
         """Return the request in a body.

@@ -24,8 +24,8 @@ from torch.nn.functional import linear
 
 from treegen.common.lifetimes import use_environment_default
 from treegen.common.synchronization import run_in_daemon
-from treegen.errors import InputError, arg
-from treegen.model.parallel.shared_memory import SharedBuffer, share_memory
+from treegen.errors import CapacityError, InputError, arg
+from treegen.model.parallel.shared_memory import SHARING_SIZES, SharedBuffer, share_memory
 
 TIMEOUT: Final = 900.0
 """Seconds after which a rank stops waiting for the others."""
@@ -65,6 +65,10 @@ class RankLeader(Protocol):
     def fail(self, reason: str) -> None:
         """End the other ranks because this process failed in a shared computation."""
         ...
+
+
+class AgreedError(CapacityError):
+    """A rank has not enough memory. All ranks raise this error, and can be used again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -107,6 +111,23 @@ class Ranks:
         """
         self.check()
         return bool(self.all_reduce_min(able))
+
+    def raise_together(self, error: CapacityError | None) -> None:
+        """Raise an error in all ranks if any rank has one. A collective.
+
+        Args:
+            error: The error of this rank; None if it has none.
+
+        Raises:
+            AgreedError: a rank has an error.
+            WorkerError: as for `agree`.
+        """
+        if not self.agree(error is None):
+            raise AgreedError(
+                str(error)
+                if error is not None
+                else f"the cache does not fit the memory of another rank; set {arg('memory')}"
+            ) from error
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrite a dense tensor with that of rank 0. A collective: each rank must call this."""
@@ -246,7 +267,7 @@ def abort(leader: RankLeader) -> None:
     with _abort_lock:
         if _joined and (ranks := _joined[0]).leader is leader:
             if ranks.shared is not None:
-                run_in_daemon("treegen-release", ranks.shared.release)
+                ranks.shared.release()
             ranks.abort_done = run_in_daemon("treegen-abort", _abort_group)
             # Only now, so that `leave` aborts the group if no thread can be started (during exit).
             _aborted[:] = [_joined.pop()]
@@ -324,8 +345,14 @@ def _(input: Tensor, weight: Tensor, residual: Tensor | None = None) -> Tensor:
 
 
 def can_add_residuals() -> bool:
-    """Return whether it is faster to add a residual together with a sum over ranks."""
-    return bool(_joined) and _joined[0].shared is not None
+    """Return whether sums over ranks shall add residuals, as they do faster in shared memory.
+
+    In a fixed order, results must not depend on whether two ranks share memory.
+    """
+    return any(
+        ranks.shared is not None or (ranks.fixed_order and ranks.size in SHARING_SIZES)
+        for ranks in _joined
+    )
 
 
 def _sum_in_place(partial: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -16,15 +16,15 @@ from torch import Tensor
 from treegen.common.lifetimes import use_environment_default
 from treegen.ops.kernel_modules import import_kernels
 
+SHARING_SIZES: Final = (2,)
+"""Numbers of ranks whose tensors the kernels can add up."""
 _NO_MULTICAST: Final = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # read when ranks exchange their memory
 _SYMMETRIC_MEMORY: Final = "torch.distributed._symmetric_memory"
 _KERNELS: Final = "treegen.model.parallel.sum_kernels"
 _NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-_SHARING_SIZES: Final = (2,)  # numbers of ranks that the kernels can add up
-_LINES: Final = (
-    1 << 17
-)  # numbers of 32 bits in the largest sum without flags; larger ones use flags
-_STAGED: Final = 1 << 23  # numbers of 32 bits that a launch with flags adds up at most
+# Numbers of 32 bits in the largest sum without flags, and in the largest launch with flags
+_LINES: Final = 1 << 17
+_STAGED: Final = 1 << 23
 _MAX_PROGRAMS: Final = 256
 _PIECES: Final = 16  # flags per program
 # The buffer of this process, which is never freed; None if the only attempt to make one has failed.
@@ -59,7 +59,7 @@ class SharedBuffer:
         self._stop = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._tagged = lines, peer_lines, zeros(2 * num_programs), self._stop
         self._staged = staged, peer_staged, flags, peer_flags, zeros(num_programs), self._stop
-        torch.cuda.synchronize(memory.device)
+        torch.cuda.synchronize(memory.device)  # before the other rank may write to it
 
     @staticmethod
     def allocate(device: torch.device) -> Tensor:
@@ -67,9 +67,7 @@ class SharedBuffer:
         memory: Tensor = import_module(_SYMMETRIC_MEMORY).empty(
             sum(_AREAS), dtype=torch.uint8, device=device
         )
-        memory.zero_()
-        torch.cuda.synchronize(device)
-        return memory
+        return memory.zero_()
 
     def can_sum(self, tensor: Tensor) -> bool:
         """Return whether the kernels can add up a tensor."""
@@ -100,7 +98,7 @@ class SharedBuffer:
             kernels.sum_staged(partial, residual, out, *self._staged)
 
     def release(self) -> None:
-        """End kernels that wait for a dead rank; later ones do not wait.
+        """End kernels that wait for a dead rank; later ones wait a few milliseconds at most.
 
         The results of all sums are then undefined.
         """
@@ -130,7 +128,7 @@ def share_memory(
     if device.type != "cuda":
         return None
     own = device.index
-    able = size in _SHARING_SIZES and not _shared and import_kernels(_KERNELS) is not None
+    able = size in SHARING_SIZES and not _shared and import_kernels(_KERNELS) is not None
     able = able and all(_has_atomics(own, peer) for peer in range(size) if peer != own)
     if not agree(able):
         return None

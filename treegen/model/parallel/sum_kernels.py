@@ -201,11 +201,13 @@ def _sum_staged(
         if step > 0:
             piece = step - 1
             flag = flags + program * MAX_PIECES + piece
-            # The other rank may already be in its next launch.
-            is_missing = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - launch < 0
+            # The other rank may already be in its next launch, but not further.
+            ahead = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - launch
+            is_missing = (ahead != 0) & (ahead != 1)
             num_polls = 0
             while is_missing:
-                is_missing = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - launch < 0
+                ahead = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - launch
+                is_missing = (ahead != 0) & (ahead != 1)
                 num_polls += 1
                 if num_polls % POLLS == 0:
                     is_missing = is_missing & (_is_stopped(stop) == 0)

@@ -223,9 +223,13 @@ def draw_legend(figure: "Figure", max_columns: int) -> None:
 
 
 def plain_label(text: str, limit: int = 40) -> str:
-    """Return a text as a label: one line, without control characters, cut to `limit` characters."""
+    """Return a text as a label: one line without control characters, of at most `limit` characters.
+
+    The middle of a longer text is left out, because names of runs may differ only at the end.
+    """
     line = " ".join(safe_text(text).split())
-    return line if len(line) <= limit else line[: limit - 3] + "..."
+    head, tail = (limit - 3) // 2, (limit - 2) // 2
+    return line if len(line) <= limit else f"{line[:head]}...{line[-tail:]}"
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import inspect
+import asyncio
 import os
 import sysconfig
 import warnings
@@ -261,7 +261,7 @@ def to_outcome(returned: object) -> SearchOutcome | None:
         InputError: The value is a call that was not awaited, or a sequence of nodes and other
             things.
     """
-    if inspect.isawaitable(returned):
+    if isinstance(returned, Coroutine) or asyncio.isfuture(returned):
         if isinstance(returned, Coroutine):
             returned.close()
         raise InputError(
