@@ -32,6 +32,7 @@ import pytest
 from browsing import Visit, launched, visiting
 from cli_cases import SMALL, Command, build_checkpoint, run_command
 from hypothesis import settings
+from kept_folders import keep_folders_in
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -153,6 +154,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # A test that draws tensors has imported it by now.
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(zlib.crc32(item.nodeid.encode()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep folders that tests share in pytest's own one, where other tests do not look."""
+    keep_folders_in(tmp_path_factory.mktemp("kept"))
 
 
 @pytest.fixture(scope="module")

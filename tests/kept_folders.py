@@ -1,19 +1,16 @@
 """Folders that tests of one process share."""
 
-import atexit
-import os
-import shutil
 from pathlib import Path
 from tempfile import mkdtemp
 
+_parents: list[Path] = []
+
+
+def keep_folders_in(parent: Path) -> None:
+    """Make new folders in a folder that pytest removes."""
+    _parents[:] = [parent]
+
 
 def make_kept_folder() -> Path:
-    """Return a new folder that is removed when this process ends, not when a fork of it does."""
-    path, process = Path(mkdtemp(prefix="treegen-tests-")), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == process:
-            shutil.rmtree(path)
-
-    atexit.register(remove)
-    return path
+    """Return a new folder that exists until the tests end."""
+    return Path(mkdtemp(dir=_parents[0]))

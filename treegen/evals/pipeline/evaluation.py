@@ -265,7 +265,6 @@ def evaluate_all(
     complete_runs = [
         (job, to.info) for job, to in zip(jobs, targets, strict=True) if to.is_complete
     ]
-
     hinted: set[str] = set()
 
     def prepare(job: Job, model_info: "ModelInfo") -> PreparedJob | None:

@@ -141,11 +141,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self.prefix_token_id = self._texts.prefix_token_id
         self.tokenizer_name = str(self.tokenizer.name_or_path).replace("/", "__")
         self._device = torch.device(self.llm.model_info.device_type)
-        self._seed, self.max_gen_toks, self._enables_thinking = (
-            seed,
-            max_gen_toks,
-            bool(enable_thinking),
-        )
+        self._seed, self.max_gen_toks = seed, max_gen_toks
+        self._enables_thinking = bool(enable_thinking)
         self._defaults = self.llm.spec.take_recommended() if sampling == "recommended" else {}
         self._revision = options.get("revision")
         self.max_length = self._resolve_max_length(max_length)

@@ -323,11 +323,7 @@ class SearchService:
 
     def _build(self, prepared: PreparedAnswer, result: SearchResult) -> dict[str, Any]:
         """Return the JSON of an answer."""
-        request, search, num_prompt_tokens = (
-            prepared.request,
-            prepared.search,
-            prepared.num_prompt_tokens,
-        )
+        request, search = prepared.request, prepared.search
         nodes = result.candidates or (() if result.best is None else (result.best,))
         replies: dict[str, tuple[int, str]] = {}  # by answer, the best node and its text
         for node in nodes:
@@ -364,9 +360,9 @@ class SearchService:
             "model": self._name,
             "choices": choices,
             "usage": {
-                "prompt_tokens": num_prompt_tokens,
+                "prompt_tokens": prepared.num_prompt_tokens,
                 "completion_tokens": decoded,
-                "total_tokens": num_prompt_tokens + decoded,
+                "total_tokens": prepared.num_prompt_tokens + decoded,
             },
             "treegen": {
                 "method": request.method,
