@@ -1,5 +1,6 @@
 """Fixtures and settings for all tests; this file must not import torch or transformers."""
 
+import asyncio
 import atexit
 import fcntl
 import gc
@@ -12,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,6 +162,33 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def kept_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep folders that tests share in pytest's own one, where other tests do not look."""
     keep_folders_in(tmp_path_factory.mktemp("kept"))
+
+
+ASYNCIO_MODULES = asyncio, asyncio.events, asyncio.futures, asyncio.tasks
+ASYNCIO_CLASSES = asyncio.SelectorEventLoop, asyncio.DefaultEventLoopPolicy
+plain_asyncio = {part: dict(vars(part)) for part in (*ASYNCIO_MODULES, *ASYNCIO_CLASSES)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unpatched_asyncio() -> Iterator[None]:
+    """Undo how inspect_ai patches asyncio in a running loop, for the files that follow.
+
+    The patched `asyncio.run` leaves loops open, and patched tasks leave references to their frames.
+    """
+    yield
+    if not hasattr(asyncio, "_nest_patched"):
+        return
+    loop = asyncio.get_event_loop_policy().get_event_loop()
+    asyncio.set_event_loop(None)
+    loop.close()
+    for module in ASYNCIO_MODULES:
+        for name, value in plain_asyncio[module].items():
+            setattr(module, name, value)
+    for part in (asyncio, *ASYNCIO_CLASSES):
+        for name in vars(part).keys() - plain_asyncio[part].keys():
+            if part is not asyncio or name.startswith("_nest"):
+                delattr(part, name)
+    vars(import_module("inspect_ai._util._async"))["_initialised_nest_asyncio"] = False
 
 
 @pytest.fixture(scope="module")
