@@ -45,7 +45,7 @@ class Alone:
     folder = Path()
 
     def call_followers(self, name: str, *arguments: object) -> None:
-        """Nobody is told."""
+        """There are no other ranks."""
 
     def check(self) -> None:
         """Nobody can fail."""

@@ -158,7 +158,9 @@ def _make_table(ids: Sequence[str], scores: Sequence[Score]) -> Any:
 
 
 _KEYS: Final = {"id", "text", "prompt", "completion"}  # keys of a line
-_MAX_PAIRS: Final = 2**24  # most likely tokens of a part, all of which are in memory
+_MAX_PAIRS: Final = (
+    2**24
+)  # maximum (token, log-probability) pairs of a part, which is held in memory
 _MAX_TOKENS: Final = 2**20  # tokens of a part
 _ENCODING_BATCH: Final = 64  # texts that are encoded at once
 

@@ -138,7 +138,7 @@ def _find_sum(node: Any) -> fx.Node | None:
 
 def _matches(node: fx.Node, residual: Any) -> bool:
     """Return whether the values of two nodes are dense tensors of one shape and dtype."""
-    value, other = (getattr(given, "meta", {}).get("val") for given in (node, residual))
+    value, other = (getattr(operand, "meta", {}).get("val") for operand in (node, residual))
     if not (isinstance(value, Tensor) and isinstance(other, Tensor)):  # such as a size
         return False
     return value.shape == other.shape and value.dtype == other.dtype and other.is_contiguous()

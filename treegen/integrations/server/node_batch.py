@@ -94,7 +94,7 @@ class BatchRunner:
             client: The client.
             operation: The operation.
             index: Its index in the batch.
-            tasks: The operations of the batch, of which the earlier ones exist already.
+            tasks: The tasks of the batch's operations; those before `index` have been created.
             awaited: Operations that must end first.
             changes: Records what the batch changes.
         """

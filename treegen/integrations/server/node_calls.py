@@ -290,7 +290,7 @@ class NodeCalls:
         with ExitStack() as used:
             for tree in {node.tree for node in nodes}:
                 used.enter_context(tree.in_use())
-            # The thread of a cancelled call goes on, so it keeps the verifier.
+            # A cancelled call cannot stop its thread, so the verifier stays locked until it ends.
             values = await run_exclusively(self._verifying, lambda: asyncio.to_thread(verify))
         return RewardResult(rewards=values, memory=self.store.memory(client))
 

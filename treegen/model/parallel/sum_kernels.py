@@ -94,7 +94,7 @@ def _sum_tagged(
     HAS_RESIDUAL: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Add up few words, each of which is sent in a line of 64 bits together with a tag.
+    """Add up a small tensor. Each rank sends its words in lines of 64 bits: a word and a tag.
 
     The tag is the number of the launch. A line is written at once, so a line with the right tag has
     the word of this launch, and the kernel needs no flags. A stale line would be taken for a new
