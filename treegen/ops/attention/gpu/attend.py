@@ -273,22 +273,31 @@ def _can_stream(
         and all(tensor.data_ptr() % 16 == 0 for tensor in (q_THD, keys))  # as TMA needs
         and keys.stride(1) % 8 == 0
         and keys.stride(0) == keys.shape[1] * keys.stride(1)  # slots are rows of one matrix
-        and _has_streams(q_THD.device)
+        and _has_gluon(q_THD.device)
     )
 
 
 @cache
-def _has_streams(device: torch.device) -> bool:
-    """Return whether a device and Triton's version run the kernel that streams latents."""
+def _has_gluon(device: torch.device) -> bool:
+    """Return whether a device and Triton's version run the Gluon kernels."""
     if _INTERPRETED or device.type != "cuda" or torch.version.hip is not None:
         return False
     if torch.cuda.get_device_capability(device) != (9, 0):
         return False
     try:
-        import treegen.ops.attention.gpu.stream_kernels  # noqa: F401
+        from treegen.ops.attention.gpu import fold_tall_kernels, stream_kernels  # noqa: F401
     except (ImportError, AttributeError):  # Gluon is experimental
         return False
     return True
+
+
+def _can_fold_tall(call: LayerCall) -> bool:
+    """Return whether the kernel for tall units supports a layer and its device."""
+    if not _has_gluon(call.q_THD.device):
+        return False
+    from treegen.ops.attention.gpu.fold_tall_kernels import can_fold_tall
+
+    return can_fold_tall(call)
 
 
 def _head_groups(heads: int) -> int:
@@ -323,10 +332,16 @@ class Invariant(Triton):
             stats = q_THD.new_zeros(2, num_parts, num_rows, q_heads, dtype=torch.float32)
         arrays = sums, stats, call.sinks, call.out_THV, call.lse_TH
         counts, has_sinks = (num_rows, num_parts), call.options.sinks_H is not None
+        is_tall = work.host.sees_all if _can_fold_tall(call) else [False] * num_launches
         for index, (kind, units) in enumerate(zip(work.host.kinds, work.units, strict=True)):
             if len(units):
                 height = max(HEIGHTS[kind], triton.next_power_of_2(call.per_head))
                 last = index == num_launches - 1 and num_parts == 1
+                if height == HEIGHTS[-1] and not last and is_tall[index]:
+                    from treegen.ops.attention.gpu.fold_tall_kernels import launch_fold_tall
+
+                    launch_fold_tall(call, units, sums, stats, first=index == 0)
+                    continue
                 call.launch_units(
                     fold_units,
                     units,

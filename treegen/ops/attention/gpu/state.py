@@ -256,6 +256,7 @@ def build_fold_list(levels: Sequence[HostLevel], shape: WorkShape, processors: i
         pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
         num_parts=parts,
         causal=any(level.causal for level in levels),
+        sees_all=tuple(not level.causal for level in levels),
     )
 
 

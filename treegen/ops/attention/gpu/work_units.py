@@ -87,6 +87,9 @@ class WorkList:
     complete: bool = False
     """Whether every part that is merged is written, so that none must be marked as empty
     first."""
+    sees_all: tuple[bool, ...] = ()
+    """In batch-invariant attention, for each launch, whether rows see all keys of their units
+    without a window."""
 
 
 def are_few(programs: int, kind: int, processors: int, *, fill_processors: bool = False) -> bool:
