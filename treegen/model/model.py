@@ -24,6 +24,7 @@ from treegen.model.batch import Batch, use_batch
 from treegen.model.checkpoint.families import has_loops
 from treegen.model.latent import get_up_projection, is_latent_layer
 from treegen.model.linear.batch_invariant import BatchInvariantLayers
+from treegen.model.linear.blas import prefer_fast_blas
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.recurrent.layer_states import forward_options
 from treegen.model.recurrent.layers import SlotPass, StatePass, use_states, wrap_recurrent
@@ -100,6 +101,7 @@ class Model:
         self.images: ImageTable | None = None
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._forward_options = forward_options(module)
+        self._width = module.get_input_embeddings().weight.shape[-1]
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = self.fixed_because = ""
@@ -317,8 +319,10 @@ class Model:
         has_axes = self.tower is not None and self.tower.has_axes
         rotary_AT = rotary_AT.clamp(max=last) if has_axes and rotary_AT is not None else None
         batch = replace(batch, positions_T=positions_T, rotary_AT=rotary_AT)
-        with use_device(self.device), without_autocast(self.device):
-            return self._forward(pad_batch(batch) if self._reproducible else batch)
+        batch = pad_batch(batch) if self._reproducible else batch
+        fast_blas = prefer_fast_blas(len(batch.tokens_T), self._width, self.device)
+        with use_device(self.device), without_autocast(self.device), fast_blas:
+            return self._forward(batch)
 
     @property
     def can_expand_latents(self) -> bool:

@@ -6,13 +6,24 @@ interpreter multiplies with numpy, which sums in an order of its own, so only a 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from attention_cases import MIXED, Case, check_attention, make_case, random_tree
+from attention_cases import (
+    MIXED,
+    Case,
+    Group,
+    check_attention,
+    make_case,
+    oracle,
+    paged,
+    random_tree,
+    to_device,
+)
 from devices import CUDA, DEVICE, needs_triton
 from torch import Tensor
 
@@ -20,9 +31,12 @@ from treegen.errors import InputError
 from treegen.ops.attention import Level, attend
 
 try:
+    from treegen.ops.attention.gpu import attend as attend_module
     from treegen.ops.attention.gpu import state, work_units
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
+with contextlib.suppress(ImportError, AttributeError):  # Gluon is experimental
+    from treegen.ops.attention.gpu import fold_tall_kernels
 
 pytestmark = needs_triton
 DTYPES = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
@@ -180,6 +194,61 @@ def test_bits_of_a_row_are_its_own(
             first = cuts[0] if cuts else 0
             # Rows before the cut see keys of the shared level that lie after them.
             check_same(spans[0][first:], whole[0][first:])
+
+
+@pytest.mark.skipif(not CUDA, reason="the kernel for tall units needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [(8, 2), (4, 4), (16, 1), (7, 1)])
+@pytest.mark.parametrize("width", [64, 128])
+def test_tall_units_have_the_same_bits(
+    heads: tuple[int, int], width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that share many keys in two levels, some of them in several parts."""
+    rng = np.random.default_rng(width + heads[0])
+    monkeypatch.setattr(state, "PART", 256)
+    monkeypatch.setattr(state, "_TALL", 0)  # so that few units stay tall
+    monkeypatch.setattr(
+        state, "kind_of", lambda rows, *_: 3 if rows.max(initial=0) > heads[0] else 1
+    )
+    launches = []
+    launch = fold_tall_kernels.launch_fold_tall
+
+    def launch_tall(*args: Any, **options: Any) -> None:
+        launches.append(options)
+        launch(*args, **options)
+
+    monkeypatch.setattr(fold_tall_kernels, "launch_fold_tall", launch_tall)
+    for shared in (1, 64, 65, 240, 16 * int(rng.integers(20, 60)), int(rng.integers(130, 999))):
+        num_rows = int(rng.integers(2, 200))
+        cut, start = int(rng.integers(1, num_rows)), -(-shared // 16) * 16
+        more = [Group(0, cut, 16 * int(rng.integers(1, 30)), start), Group(cut, num_rows, 7, start)]
+        ends = [start + (more[0] if row < cut else more[1]).kv_len for row in range(num_rows)]
+        own = [Group(row, row + 1, int(rng.integers(0, 9)), ends[row]) for row in range(num_rows)]
+        case = make_case(
+            [[Group(0, num_rows, shared)], more, own],
+            ends,
+            heads=heads,
+            dims=(width, width),
+            seed=shared,
+            round_to=dtype,
+        )
+        keys, values, levels = paged(case, dtype, 64)
+        arguments = case.q, keys, values, levels, case.positions
+        moved = [x.to(DEVICE) if isinstance(x, Tensor) else x for x in arguments]
+        moved[0] = moved[0].to(dtype)
+        moved[3] = [to_device(level, DEVICE) for level in levels]
+        results = []
+        for has_gluon in (True, False):
+            with monkeypatch.context() as patch:
+                if not has_gluon:
+                    patch.setattr(attend_module, "_has_gluon", lambda device: False)
+                results.append(attend(*moved, impl="invariant", return_lse=True))
+        for tall, triton in zip(*results, strict=True):
+            assert torch.equal(tall, triton)
+        want, _ = oracle(case)
+        torch.testing.assert_close(results[0][0].cpu().double(), want, rtol=2**-6, atol=2**-6)
+    if attend_module._has_gluon(torch.device(DEVICE, 0)):
+        assert {options["first"] for options in launches} == {True, False}
 
 
 def test_float64_is_refused() -> None:

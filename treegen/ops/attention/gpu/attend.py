@@ -333,8 +333,10 @@ class Invariant(Triton):
         arrays = sums, stats, call.sinks, call.out_THV, call.lse_TH
         counts, has_sinks = (num_rows, num_parts), call.options.sinks_H is not None
         is_tall = work.host.sees_all if _can_fold_tall(call) else [False] * num_launches
+        processors, kv_heads = count_processors(q_THD.device), call.keys.shape[2]
         for index, (kind, units) in enumerate(zip(work.host.kinds, work.units, strict=True)):
             if len(units):
+                few = are_few(len(work.host.units[index]) * kv_heads, kind, processors)
                 height = max(HEIGHTS[kind], triton.next_power_of_2(call.per_head))
                 last = index == num_launches - 1 and num_parts == 1
                 if height == HEIGHTS[-1] and not last and is_tall[index]:
@@ -348,7 +350,7 @@ class Invariant(Triton):
                     height,
                     arrays,
                     counts,
-                    fold_tuning,
+                    partial(fold_tuning, few=few),
                     HAS_SINKS=has_sinks,
                     FIRST=index == 0,
                     LAST=last,

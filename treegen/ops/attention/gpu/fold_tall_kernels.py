@@ -49,8 +49,8 @@ def copy_keys(k, v, pages, work, shared, D: gl.constexpr):
     if start < stop:
         table, low, high = pages + gl.load(unit + 3), gl.load(unit + 4), gl.load(unit + 5)
         first = low // PAGE * PAGE
-        block = 0
         for begin in range(first, high, 2 * PAGE):
+            block = (begin - first) // (2 * PAGE)
             s = block % STAGES
             phase = (block // STAGES + 1) & 1
             # A page past the end may hold anything; its keys are hidden.
@@ -64,13 +64,12 @@ def copy_keys(k, v, pages, work, shared, D: gl.constexpr):
             mbarrier.expect(v_full.index(s), 2 * PAGE * D * 2)
             async_load(v, [page_0 * PAGE, head * D], v_full.index(s), values.index(2 * s))
             async_load(v, [page_1 * PAGE, head * D], v_full.index(s), values.index(2 * s + 1))
-            block += 1
 
 
 @gluon.jit
-def start_logits(q_MD, keys, s, S: gl.constexpr):
+def start_logits(q_MD, keys, s, LOGITS: gl.constexpr):
     """Start the products of queries with a block of keys, for both pages."""
-    zero = gl.zeros([ROWS, PAGE], gl.float32, S)
+    zero = gl.zeros([ROWS, PAGE], gl.float32, LOGITS)
     first = warpgroup_mma(
         q_MD, keys.index(2 * s).permute((1, 0)), zero, use_acc=False, is_async=True
     )
@@ -116,13 +115,16 @@ def weigh(logits, top, begin, low, high, scale, dtype: gl.constexpr):
         second = gl.where((n + PAGE < high)[None, :], second, -float("inf"))
     new_top = gl.maximum(top, gl.ceil(gl.max(gl.maximum(first, second), 1)))
     shift = gl.where(new_top == -float("inf"), 0.0, new_top)
-    weights = (gl.exp2(first - shift[:, None]).to(dtype), gl.exp2(second - shift[:, None]).to(dtype))
+    weights = (
+        gl.exp2(first - shift[:, None]).to(dtype),
+        gl.exp2(second - shift[:, None]).to(dtype),
+    )
     return new_top, gl.exp2(top - shift), weights
 
 
 @gluon.jit
 def clear_keys(page, begin, low, high):
-    """Replace the rows of a page outside of a unit's keys by 0; they may hold anything, also NaN."""
+    """Replace the rows of a page that are not keys of the unit by 0; they may be NaN."""
     D: gl.constexpr = page.shape[1]
     R: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
     n = begin + gl.arange(0, PAGE, layout=gl.SliceLayout(1, R))
@@ -156,10 +158,10 @@ def fold_rows(
         FIRST: Whether no sums exist.
         SIDE: Which group this is.
     """
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, PAGE, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, D, 16])
-    T: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, ONES, 16])
-    R: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
+    LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, PAGE, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, D, 16])
+    TOTALS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, ONES, 16])
+    ROWWISE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
     q, sums, stats = data
     units, num_units = work
     scale, q_row, q_head, num_rows, num_parts = options
@@ -169,46 +171,46 @@ def fold_rows(
     start, stop = gl.load(unit + 1), gl.load(unit + 2)
     if start < stop:
         part, low, high = gl.load(unit), gl.load(unit + 4), gl.load(unit + 5)
-        m = SIDE * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, R))
+        m = SIDE * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ROWWISE))
         row = start + m // PER_HEAD
         q_at = row.to(gl.int64) * q_row + (head * PER_HEAD + m % PER_HEAD) * q_head
-        d = gl.arange(0, D, layout=gl.SliceLayout(0, R))
+        d = gl.arange(0, D, layout=gl.SliceLayout(0, ROWWISE))
         q_MD = gl.load(q + q_at[:, None] + d[None, :], mask=(row < stop)[:, None], other=0.0)
-        q_MD = gl.convert_layout(q_MD, gl.DotOperandLayout(0, S, 2))
+        q_MD = gl.convert_layout(q_MD, gl.DotOperandLayout(0, LOGITS, 2))
 
-        m = SIDE * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, O))
+        m = SIDE * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SUMS))
         row = start + m // PER_HEAD
         mask = row < stop
         at = (part * num_rows.to(gl.int64) + row) * H + head * PER_HEAD + m % PER_HEAD
         size = num_parts.to(gl.int64) * num_rows * H
-        d = gl.arange(0, D, layout=gl.SliceLayout(0, O))
-        top = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, S))
-        total = gl.zeros([ROWS, ONES], gl.float32, T)
-        acc = gl.zeros([ROWS, D], gl.float32, O)
+        d = gl.arange(0, D, layout=gl.SliceLayout(0, SUMS))
+        top = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, LOGITS))
+        total = gl.zeros([ROWS, ONES], gl.float32, TOTALS)
+        acc = gl.zeros([ROWS, D], gl.float32, SUMS)
         if not FIRST:
             before = gl.load(stats + size + at, mask=mask, other=0.0)
             valid = before > 0
             top = gl.convert_layout(
-                gl.load(stats + at, mask=valid, other=-float("inf")), gl.SliceLayout(1, S)
+                gl.load(stats + at, mask=valid, other=-float("inf")), gl.SliceLayout(1, LOGITS)
             )
-            total += gl.convert_layout(before, gl.SliceLayout(1, T))[:, None]
+            total += gl.convert_layout(before, gl.SliceLayout(1, TOTALS))[:, None]
             acc = gl.load(sums + at[:, None] * D + d[None, :], mask=valid[:, None], other=0.0)
 
         first = low // PAGE * PAGE
         if first < high:
             mbarrier.wait(k_full.index(0), 0)
-            logits = start_logits(q_MD, keys, 0, S)
+            logits = start_logits(q_MD, keys, 0, LOGITS)
             logits = warpgroup_mma_wait(0, deps=logits)
             mbarrier.arrive(k_empty.index(0))
             top, alpha, weights = weigh(logits, top, first, low, high, scale, q_MD.dtype)
-            total = total * gl.convert_layout(alpha, gl.SliceLayout(1, T))[:, None]
-            acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]
+            total = total * gl.convert_layout(alpha, gl.SliceLayout(1, TOTALS))[:, None]
+            acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
             block = 0
             for begin in range(first + 2 * PAGE, high, 2 * PAGE):
                 s = block % STAGES
                 following = (block + 1) % STAGES
                 mbarrier.wait(k_full.index(following), ((block + 1) // STAGES) & 1)
-                logits = start_logits(q_MD, keys, following, S)
+                logits = start_logits(q_MD, keys, following, LOGITS)
                 mbarrier.wait(v_full.index(s), (block // STAGES) & 1)
                 total, acc = start_sums(weights, ones, values, s, total, acc)
                 logits = warpgroup_mma_wait(4, deps=logits)
@@ -216,8 +218,8 @@ def fold_rows(
                 top, alpha, weights = weigh(logits, top, begin, low, high, scale, q_MD.dtype)
                 total, acc = warpgroup_mma_wait(0, deps=[total, acc])
                 mbarrier.arrive(v_empty.index(s))
-                total = total * gl.convert_layout(alpha, gl.SliceLayout(1, T))[:, None]
-                acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]
+                total = total * gl.convert_layout(alpha, gl.SliceLayout(1, TOTALS))[:, None]
+                acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
                 block += 1
             s = block % STAGES
             mbarrier.wait(v_full.index(s), (block // STAGES) & 1)
@@ -229,8 +231,8 @@ def fold_rows(
             total, acc = start_sums(weights, ones, values, s, total, acc)
             total, acc = warpgroup_mma_wait(0, deps=[total, acc])
         gl.store(sums + at[:, None] * D + d[None, :], acc, mask=mask[:, None])
-        gl.store(stats + at, gl.convert_layout(top, gl.SliceLayout(1, O)), mask=mask)
-        total_M = gl.convert_layout(gl.max(total, 1), gl.SliceLayout(1, O))
+        gl.store(stats + at, gl.convert_layout(top, gl.SliceLayout(1, SUMS)), mask=mask)
+        total_M = gl.convert_layout(gl.max(total, 1), gl.SliceLayout(1, SUMS))
         gl.store(stats + size + at, total_M, mask=mask)
 
 

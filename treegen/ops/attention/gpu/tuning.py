@@ -80,7 +80,9 @@ def latent_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
             return chosen
 
 
-def fold_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
+def fold_tuning(
+    height: int, width: int, dtype: torch.dtype, memory: int, *, few: bool = False
+) -> dict[str, Any]:
     """Return the block of keys, warps and stages for `fold_units`, which needs more registers.
 
     Args:
@@ -88,9 +90,9 @@ def fold_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dic
         width: Width of the widest block of a head.
         dtype: Type of the queries.
         memory: Shared memory per program in bytes.
+        few: Whether the launch has few programs (`work_units.are_few`).
     """
-    chosen = choose_tuning(height, width, dtype, memory)
-    chosen.pop("maxnreg", None)
+    chosen = choose_tuning(height, width, dtype, memory, few=few)
     if height >= HEIGHTS[2] and width <= 128 and dtype != torch.float32:
         warps = 8 if height == HEIGHTS[3] and width > 64 else 4
         chosen = {"BLOCK_N": 64, "num_warps": warps, "num_stages": 3}
