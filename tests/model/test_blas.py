@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def preferred() -> str:
-    return torch.backends.cuda.preferred_blas_library().name
+    library: Any = torch.backends.cuda.preferred_blas_library()
+    return str(library.name)
 
 
 @pytest.mark.parametrize(

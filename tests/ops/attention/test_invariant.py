@@ -232,16 +232,17 @@ def test_tall_units_have_the_same_bits(
             round_to=torch.bfloat16,
         )
         keys, values, levels = paged(case, torch.bfloat16, 64)
-        arguments = case.q, keys, values, levels, case.positions
-        moved = [x.to(DEVICE) if isinstance(x, Tensor) else x for x in arguments]
-        moved[0] = moved[0].to(torch.bfloat16)
-        moved[3] = [to_device(level, DEVICE) for level in levels]
+        levels = [to_device(level, DEVICE) for level in levels]
+        q, positions = case.q.to(DEVICE, torch.bfloat16), case.positions.to(DEVICE)
+        pools = keys.to(DEVICE), values.to(DEVICE)
         results = []
         for has_gluon in (True, False):
             with monkeypatch.context() as patch:
                 if not has_gluon:
                     patch.setattr(attend_module, "_has_gluon", lambda device: False)
-                results.append(attend(*moved, impl="invariant", return_lse=True))
+                results.append(
+                    attend(q, *pools, levels, positions, impl="invariant", return_lse=True)
+                )
         for tall, triton in zip(*results, strict=True):
             assert torch.equal(tall, triton)
         want, _ = oracle(case)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -28,7 +28,7 @@ def prefer_fast_blas(rows: int, width: int, device: torch.device) -> Iterator[No
         yield
         return
     backends = torch.backends.cuda
-    before = backends.preferred_blas_library()
+    before: Any = backends.preferred_blas_library()
     if before.name not in ("Default", "Cublas"):
         yield
         return
