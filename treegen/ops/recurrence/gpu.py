@@ -30,8 +30,10 @@ from treegen.ops.recurrence.types import (
 )
 
 _CHANNELS: Final = 512  # channels per program
-_ROWS: Final = 32  # rows per program that reads shared states; half as many in float32
-_KEYS: Final = 128  # largest k_dim at which a program computes _VALUES columns of a state
+_STEP_CHANNELS: Final = 256  # the same where each row has one token
+_ROWS: Final = 16  # rows per program that reads shared states
+_BASE_VALUES: Final = 128  # columns of a shared state per program
+_KEYS: Final = 128  # largest k_dim at which a program computes all these columns
 _VALUES: Final = 64  # columns of a state per program that computes matrix products
 _OWN_VALUES: Final = 32  # columns of a state per program that updates a row's own state
 _UPDATES_FOLDED: Final = 32  # updates folded at once
@@ -58,13 +60,12 @@ def step(layer: DeltaInputs, cache: DeltaStates, rows: RowSlots) -> Tensor:
     )
     if not rows.has_lists:
         return _step_states(layer, cache, mixed_TC, inputs[READ_SLOTS], inputs[WRITE_SLOTS], 1)
-    block_k, block_v = _blocks(cache)
+    block_k, block_v = _blocks(cache, _BASE_VALUES)
     parts = triton.cdiv(spec.v_dim, block_v)
     scale, heads = _scale(cache), _heads(cache)
     out = mixed_TC.new_empty(num_rows, spec.v_heads, spec.v_dim)
     base_reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
-    block_t = _ROWS // 2 if mixed_TC.dtype == torch.float32 else _ROWS
-    kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, block_t), parts](
+    kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, _ROWS), parts](
         mixed_TC,
         cache.states,
         inputs[BASE],
@@ -72,11 +73,11 @@ def step(layer: DeltaInputs, cache: DeltaStates, rows: RowSlots) -> Tensor:
         num_rows,
         scale,
         **heads,
-        BLOCK_T=block_t,
+        BLOCK_T=_ROWS,
         BLOCK_K=block_k,
         BLOCK_V=block_v,
         PRECISION=_precision(mixed_TC.dtype),
-        num_warps=8,
+        num_warps=4,
     )
     block_h = _heads_at_once(spec)
     kernels.read_lists[spec.v_heads // block_h, num_rows](
@@ -267,7 +268,7 @@ def convolve(
     width, itemsize = windows.shape[-1], windows.itemsize
     is_packed = width * itemsize == torch.int64.itemsize and itemsize == 2
     packed_windows = windows.view(torch.int64) if is_packed else windows
-    kernels.convolve[triton.cdiv(channels, _CHANNELS), num_rows](
+    kernels.convolve[triton.cdiv(channels, _STEP_CHANNELS), num_rows](
         mixed_TC,
         mixed_TC.stride(0),
         windows,
@@ -280,7 +281,7 @@ def convolve(
         channels,
         W=width,
         SEEN=conv_CW.shape[-1],
-        BLOCK=_CHANNELS,
+        BLOCK=_STEP_CHANNELS,
         WHOLE=is_packed,
         HAS_BIAS=bias_C is not None,
         ACTIVATES=activates,
@@ -324,10 +325,15 @@ def fold_update_lists(
     )
 
 
-def _blocks(cache: DeltaStates) -> tuple[int, int]:
-    """Return rows and columns of a state per program; it holds a block of that size at once."""
+def _blocks(cache: DeltaStates, values: int = _VALUES) -> tuple[int, int]:
+    """Return rows and columns of a state per program; it holds a block of that size at once.
+
+    Args:
+        cache: Windows and states of the layer.
+        values: Columns of a state with at most _KEYS rows. Default: 64.
+    """
     keys = _next_power_of_2(cache.spec.k_dim)
-    return keys, min(_next_power_of_2(cache.spec.v_dim), _VALUES * _KEYS // max(keys, _KEYS))
+    return keys, min(_next_power_of_2(cache.spec.v_dim), values * _KEYS // max(keys, _KEYS))
 
 
 def _heads_at_once(spec: DeltaSpec) -> int:
