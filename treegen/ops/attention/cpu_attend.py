@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from treegen.ops.attention.cpu_jobs import CpuJob, CpuShape, LevelPlan, plan_level
-from treegen.ops.attention.level import HostLevel, IntArray
+from treegen.ops.attention.level import HostLevel, IntArray, memoize
 from treegen.ops.attention.merge import add_sinks, merge_in_place
 from treegen.ops.attention.types import AttentionOptions, KVPairs, PreparedLevels
 
@@ -52,12 +52,11 @@ class CpuState:
             num_rows: T, the number of query rows.
             shape: Layer properties that the plan depends on.
         """
-        key = (index, num_rows, shape)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = plan_level(self.levels[index], self.positions_T, num_rows, shape)
-            self._plans[key] = plan
-        return plan
+        return memoize(
+            self._plans,
+            (index, num_rows, shape),
+            lambda: plan_level(self.levels[index], self.positions_T, num_rows, shape),
+        )
 
 
 class Cpu:

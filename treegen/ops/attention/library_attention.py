@@ -27,7 +27,7 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 from treegen.errors import InputError
-from treegen.ops.attention.level import HostLevel, IntArray
+from treegen.ops.attention.level import HostLevel, IntArray, memoize
 from treegen.ops.attention.merge import add_sinks, merge_in_place
 from treegen.ops.attention.types import (
     NEEDS_AMPERE,
@@ -223,9 +223,7 @@ class LibraryState:
             bands: As in `cut_level`.
         """
         key = q_shape, pools, window
-        if key not in self._calls:
-            self._calls[key] = self._plan(q_shape, pools, window, bands)
-        return self._calls[key]
+        return memoize(self._calls, key, lambda: self._plan(*key, bands))
 
     def _plan(
         self, q_shape: tuple[int, ...], pools: tuple[Any, ...], window: Window | None, bands: bool

@@ -31,7 +31,7 @@ from treegen.ops.attention.key_selection import (
     read_slots,
 )
 from treegen.ops.attention.latent import expand_stored, rows_to_expand
-from treegen.ops.attention.level import IntArray
+from treegen.ops.attention.level import IntArray, memoize
 from treegen.ops.attention.merge import add_sinks, merge
 from treegen.ops.attention.types import PreparedLevels
 
@@ -200,12 +200,11 @@ def _finish(result: _Part, sinks: Tensor | None, dtype: torch.dtype) -> Tensor:
 def _plan_reads(selected: SelectedKeys, page_size: int) -> _Reads:
     """Decide which groups are read as a whole, once for all layers of a pass."""
     (num_rows, num), levels = selected.positions_TS.shape, selected.levels
-    key = "reads", num, num_rows, page_size
-    if key not in levels.memo:
-        rows = keys_by_row(levels, num_rows, page_size)
-        levels.memo[key] = _make_reads(rows, num, levels.device)
-    reads: _Reads = levels.memo[key]
-    return reads
+    return memoize(
+        levels.memo,
+        ("reads", num, num_rows, page_size),
+        lambda: _make_reads(keys_by_row(levels, num_rows, page_size), num, levels.device),
+    )
 
 
 def _make_reads(rows: RowKeys, num: int, device: torch.device) -> _Reads:
