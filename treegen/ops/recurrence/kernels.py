@@ -324,25 +324,7 @@ def read_bases(
 
 
 @triton.jit
-def _updates(
-    gates,
-    numbers,
-    page_N,
-    n,
-    num,
-    head_H,
-    k,
-    v,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    N: tl.constexpr,
-    PAGE: tl.constexpr,
-    KEYS: tl.constexpr,
-    VALUES: tl.constexpr,
-    SIZE: tl.constexpr,
-):
+def _updates(gates, numbers, page_N, n, num, head_H, k, v, layout):
     """Load keys, values and sums of gates of some updates of a list, with zeros past its end.
 
     Args:
@@ -354,16 +336,9 @@ def _updates(
         head_H: Value heads, which share one key head.
         k: Key numbers to load.
         v: Value numbers to load.
-        G: Key heads.
-        H: Value heads.
-        K: Key dimension.
-        V: Value dimension.
-        N: Updates per page.
-        PAGE: Bytes of a page's part of one key head.
-        KEYS: Byte offset of keys in this part.
-        VALUES: Byte offset of values in this part.
-        SIZE: Bytes of a number of keys and values.
+        layout: The constants G, H, K, V, N, PAGE, KEYS, VALUES and SIZE of the kernel.
     """
+    G, H, K, V, N, PAGE, KEYS, VALUES, SIZE = layout
     per_group: tl.constexpr = H // G
     mask = n < num
     block_N = (page_N * G + tl.min(head_H, 0) // per_group) * PAGE
@@ -497,9 +472,8 @@ def read_lists(
     page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
     last_block = (last_page * G + key_head) * PAGE
     sum_H = tl.load(gates + last_block // 4 + (last % N) * per_group + head_H % per_group)
-    next_k, next_u, next_sums = _updates(
-        gates, numbers, page_N, n, num, head_H, k, v, G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
-    )
+    layout = G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
+    next_k, next_u, next_sums = _updates(gates, numbers, page_N, n, num, head_H, k, v, layout)
     ahead = n + BLOCK_N
     page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
     q_scale = _scale_of(q_K, scale, CORRECTS)
@@ -514,23 +488,7 @@ def read_lists(
         k_NK, u_NHV, sums_NH = next_k.to(tl.float32), next_u.to(tl.float32), next_sums
         ahead = start + BLOCK_N + n
         next_k, next_u, next_sums = _updates(
-            gates,
-            numbers,
-            page_N,
-            ahead,
-            num,
-            head_H,
-            k,
-            v,
-            G,
-            H,
-            K,
-            V,
-            N,
-            PAGE,
-            KEYS,
-            VALUES,
-            SIZE,
+            gates, numbers, page_N, ahead, num, head_H, k, v, layout
         )
         ahead += BLOCK_N
         page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
@@ -751,28 +709,12 @@ def fold_lists(
     offsets = k[:, None] * V + v[None, :]
     source = states + (tl.load(base + row) * H + head) * (K * V)
     s_KV = tl.load(source + offsets, mask=inside, other=0.0) * tl.exp(total)
+    layout = G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
     for start in range(0, num, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
-        k_NK, u_N1V, sums_N1 = _updates(
-            gates,
-            numbers,
-            page_N,
-            n,
-            num,
-            head + tl.arange(0, 1),
-            k,
-            v,
-            G,
-            H,
-            K,
-            V,
-            N,
-            PAGE,
-            KEYS,
-            VALUES,
-            SIZE,
-        )
+        head_1 = head + tl.arange(0, 1)
+        k_NK, u_N1V, sums_N1 = _updates(gates, numbers, page_N, n, num, head_1, k, v, layout)
         weight_N1 = tl.where((n < num)[:, None], tl.exp(total - sums_N1), 0.0)
         u_NV = tl.reshape(u_N1V, [BLOCK_N, BLOCK_V]).to(tl.float32) * weight_N1
         k_KN = tl.trans(k_NK.to(tl.float32))

@@ -26,6 +26,8 @@ import triton.language as tl
 
 from treegen.ops.attention.gpu.kernel_steps import (
     LOG2E,
+    add_part,
+    cap_logits,
     load_block,
     reach_of,
     rows_of,
@@ -196,11 +198,7 @@ def fold_units(
         k_ND = load_block(k, slot, in_bounds, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
         logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
         if HAS_CAP:
-            # tanh through exp, which does not overflow for large arguments of either sign.
-            logit = logit * scale
-            bend = tl.exp2(tl.abs(logit) * (-2 * LOG2E) / softcap)
-            sign = tl.where(logit < 0, -1.0, 1.0)
-            logit = tl.fma(sign * softcap * ((1 - bend) / (1 + bend)), LOG2E, _GRID) - _GRID
+            logit = tl.fma(cap_logits(logit * scale, softcap), LOG2E, _GRID) - _GRID
         else:
             logit = tl.fma(logit, scale * LOG2E, _GRID) - _GRID
         seen = seen_by(n, in_bounds, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
@@ -272,10 +270,5 @@ def merge_sums(
         part_MV = tl.load(
             sums + at[:, None] * V + e[None, :], mask=valid[:, None] & (e < V)[None, :], other=0.0
         )
-        new_top = tl.maximum(top, part_top)
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        alpha, weight = tl.exp2(top - shift), tl.exp2(part_top - shift)
-        total = total * alpha + part_total * weight
-        sum_MV = sum_MV * alpha[:, None] + part_MV * weight[:, None]
-        top = new_top
+        top, total, sum_MV = add_part(top, total, sum_MV, part_top, part_total, part_MV)
     _write(top, total, sum_MV, row, head, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)

@@ -189,6 +189,33 @@ def seen_by(n, in_bounds, newest, oldest, HAS_POSITIONS: tl.constexpr, HAS_WINDO
 
 
 @triton.jit
+def cap_logits(logit, softcap):
+    """Return logits with a soft bound: softcap * tanh(logit / softcap)."""
+    # tanh through exp, which does not overflow for large arguments of either sign.
+    bend = tl.exp2(tl.abs(logit) * (-2 * LOG2E) / softcap)
+    return tl.where(logit < 0, -1.0, 1.0) * softcap * ((1 - bend) / (1 + bend))
+
+
+@triton.jit
+def add_part(top, total, sum_MV, part_top, part_total, part_MV):
+    """Add a partial result to the running softmax of M rows.
+
+    Args:
+        top: Maximum of each row's logits in base 2 [M].
+        total: Sum of weights relative to `top` [M].
+        sum_MV: Weighted sum of values [M, V].
+        part_top: Maximum of the part, or its LSE in base 2 [M].
+        part_total: Sum of the part's weights relative to `part_top` [M]; 1 for an LSE.
+        part_MV: Weighted sum of the part's values [M, V].
+    """
+    new_top = tl.maximum(top, part_top)
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    alpha, weight = tl.exp2(top - shift), tl.exp2(part_top - shift)
+    total = total * alpha + part_total * weight
+    return new_top, total, sum_MV * alpha[:, None] + part_MV * weight[:, None]
+
+
+@triton.jit
 def store_rows(
     top,
     total,
