@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig, __version__
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -26,6 +26,7 @@ from treegen.model.checkpoint.families import dense_length, has_loops, refuse_fa
 from treegen.model.checkpoint.files import (
     check_trust,
     locate,
+    read_headers,
     read_object,
     read_raw_config,
     weight_files,
@@ -425,7 +426,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     check_sizes(file, weights_name, stored, widths, depths, _MAX_PACKED if is_packed else 1)
 
 
-def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
+def _headers(directory: Path) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Yield the name, type and shape of each stored tensor, as far as the files can be read."""
     try:
         files = weight_files(directory)
@@ -433,9 +434,6 @@ def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
         return
     for file in files:
         try:
-            with safe_open(file, "pt") as stored:
-                for name in stored.keys():  # noqa: SIM118 - it is no mapping
-                    part = stored.get_slice(name)
-                    yield name, str(part.get_dtype()), list(part.get_shape())
+            yield from read_headers(file)
         except (OSError, SafetensorError):  # loading reports the error
             continue

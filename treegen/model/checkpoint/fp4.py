@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from treegen.common.formatting import summarize_error
 from treegen.errors import ModelError
-from treegen.model.checkpoint.files import read_object, weight_files
+from treegen.model.checkpoint.files import read_headers, read_object, weight_files
 
 GROUP: Final = 16
 """Inputs that share an e4m3 scale in NVFP4."""
@@ -250,7 +249,7 @@ class StoredMatrices:
         return {key: size for key, size in sizes.items() if size.matrices}
 
 
-def read_headers(directory: Path) -> StoredMatrices:
+def read_matrices(directory: Path) -> StoredMatrices:
     """Return the matrices of a checkpoint, from the headers of its files alone.
 
     Raises:
@@ -259,23 +258,20 @@ def read_headers(directory: Path) -> StoredMatrices:
     modules: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = defaultdict(dict)
     for file in weight_files(directory):
         try:
-            with safe_open(file, "pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
-                    module, _, part = name.rpartition(".")
-                    if part in _UNSUPPORTED_PARTS:
-                        raise ModelError(
-                            f"{directory}: {name} is not supported with NVFP4 weights; use a "
-                            f"checkpoint without {name}"
-                        )
-                    if part in PARTS:
-                        header = tensors.get_slice(name)
-                        modules[module][part] = (header.get_dtype(), tuple(header.get_shape()))
-        except ModelError:
-            raise
+            headers = list(read_headers(file))
         except Exception as error:
             raise ModelError(
                 f"{file} cannot be read: {summarize_error(error)}; download it again"
             ) from None
+        for name, kind, shape in headers:
+            module, _, part = name.rpartition(".")
+            if part in _UNSUPPORTED_PARTS:
+                raise ModelError(
+                    f"{directory}: {name} is not supported with NVFP4 weights; use a checkpoint "
+                    f"without {name}"
+                )
+            if part in PARTS:
+                modules[module][part] = (kind, shape)
     fp4: dict[str, tuple[int, int]] = {}
     fp8: dict[str, tuple[int, int]] = {}
     plain = set()
@@ -294,8 +290,8 @@ def read_headers(directory: Path) -> StoredMatrices:
             numbers = kinds.get("weight_packed", kinds.get("weight", ("", ())))[1]
             fp4[module] = (numbers[0], 2 * numbers[1])
         else:
-            shape = kinds["weight"][1]
-            fp8[module] = (shape[0], shape[1])
+            rows, width = kinds["weight"][1]
+            fp8[module] = (rows, width)
     return StoredMatrices(fp4, fp8, frozenset(plain))
 
 

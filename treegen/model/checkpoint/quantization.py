@@ -25,7 +25,7 @@ from transformers import PretrainedConfig
 
 from treegen.common.bounded.patterns import first_matches
 from treegen.errors import InputError, ModelError, arg, install
-from treegen.model.checkpoint.fp4 import GROUP, StoredMatrices, read_headers
+from treegen.model.checkpoint.fp4 import GROUP, StoredMatrices, read_matrices
 
 _ALGORITHMS: Final = {"NVFP4": "NVFP4", "W4A16_NVFP4": "NVFP4", "FP8": "FP8"}
 _CLASS: Final = "Linear"
@@ -82,7 +82,7 @@ def check_fp4(directory: Path, config: PretrainedConfig) -> StoredMatrices:
     Raises:
         ModelError: tensors do not fit together, or differ from what config.json says.
     """
-    stored = read_headers(directory)
+    stored = read_matrices(directory)
     check_formats(quantization_settings(config) or {}, stored)
     return stored
 
