@@ -36,9 +36,7 @@ def unit_of(units, num_units, H: tl.constexpr, PER_HEAD: tl.constexpr, LAST: tl.
 @triton.jit
 def rows_of(
     q,
-    start,
-    stop,
-    head,
+    block,
     q_row,
     q_head,
     PER_HEAD: tl.constexpr,
@@ -50,9 +48,7 @@ def rows_of(
 
     Args:
         q: Pointer to the queries [T, H, D].
-        start: First query row of the unit.
-        stop: End of the unit's query rows, exclusive.
-        head: Key head.
+        block: First query row of the unit, the end of its rows (exclusive), and the key head.
         q_row: Stride of `q` between rows, in elements.
         q_head: Stride of `q` between heads.
         PER_HEAD: Query heads per key head.
@@ -60,6 +56,7 @@ def rows_of(
         BLOCK_D: Width of the block that holds them.
         BLOCK_M: Folded rows per program.
     """
+    start, stop, head = block
     m = tl.arange(0, BLOCK_M)
     row = start + m // PER_HEAD
     q_at = head * PER_HEAD + m % PER_HEAD

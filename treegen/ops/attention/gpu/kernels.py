@@ -94,42 +94,10 @@ def merge_partials(
 
 
 @triton.jit
-def store_merged(
-    top,
-    total,
-    sum_MV,
-    row,
-    head,
-    mask,
-    sinks,
-    out,
-    lses,
-    H: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
-    """Write the results and LSEs of M rows, after adding sinks to the softmax.
-
-    Args:
-        top: Maximum of each row's logits in base 2 [M].
-        total: Sum of weights relative to `top` [M].
-        sum_MV: Weighted sum of values [M, V].
-        row: Query row of each folded row [M].
-        head: Query head of each folded row [M].
-        mask: Which folded rows to write [M].
-        sinks: Pointer to the sinks [H].
-        out: Pointer to the results [T, H, V].
-        lses: Pointer to the LSEs [T, H].
-        H: Query heads.
-        V: Value dimension.
-        BLOCK_V: Width of the block that holds a value.
-        HAS_SINKS: Whether there are sinks.
-    """
-    if HAS_SINKS:
-        sink = tl.load(sinks + head, mask=mask, other=float("-inf")).to(tl.float32) * LOG2E
-        top, total, sum_MV = add_part(top, total, sum_MV, sink, 1.0, tl.zeros_like(sum_MV))
-    store_rows(top, total, sum_MV, row, head, mask, out, lses, H, V, BLOCK_V)
+def _add_sinks(top, total, sum_MV, sinks, head, mask):
+    """Add the sinks [H] of each row's head to the running softmax of M rows."""
+    sink = tl.load(sinks + head, mask=mask, other=float("-inf")).to(tl.float32) * LOG2E
+    return add_part(top, total, sum_MV, sink, 1.0, tl.zeros_like(sum_MV))
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
@@ -239,17 +207,12 @@ def attend_units(
     if start >= stop:
         return
 
+    block = start, stop, head
     if LATENT:
-        row, q_at, mask, q_MD = rows_of(
-            q, start, stop, head, q_row, q_head, PER_HEAD, V, BLOCK_V, BLOCK_M
-        )
-        _, _, _, q_MP = rows_of(
-            q + V, start, stop, head, q_row, q_head, PER_HEAD, D - V, BLOCK_D, BLOCK_M
-        )
+        row, q_at, mask, q_MD = rows_of(q, block, q_row, q_head, PER_HEAD, V, BLOCK_V, BLOCK_M)
+        _, _, _, q_MP = rows_of(q + V, block, q_row, q_head, PER_HEAD, D - V, BLOCK_D, BLOCK_M)
     else:
-        row, q_at, mask, q_MD = rows_of(
-            q, start, stop, head, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M
-        )
+        row, q_at, mask, q_MD = rows_of(q, block, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M)
         if BLOCK_M == 1:
             q_D = tl.sum(q_MD.to(tl.float32), 0)
     newest, oldest, low, high = reach_of(
@@ -308,9 +271,9 @@ def attend_units(
         top = new_top
 
     if LAST:
-        store_merged(
-            top, total, sum_MV, row, q_at, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS
-        )
+        if HAS_SINKS:
+            top, total, sum_MV = _add_sinks(top, total, sum_MV, sinks, q_at, mask)
+        store_rows(top, total, sum_MV, row, q_at, mask, out, lses, H, V, BLOCK_V)
     else:
         part_row = part * num_rows.to(tl.int64) + row
         store_rows(top, total, sum_MV, part_row, q_at, mask, parts, part_lses, H, V, BLOCK_V)
@@ -365,7 +328,9 @@ def merge_parts(
     top, total, sum_MV = merge_partials(
         row, head, mask, written, dense_part, num_rows, H, V, BLOCK_V, FOLD, 4
     )
-    store_merged(top, total, sum_MV, row, head, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
+    if HAS_SINKS:
+        top, total, sum_MV = _add_sinks(top, total, sum_MV, sinks, head, mask)
+    store_rows(top, total, sum_MV, row, head, mask, out, lses, H, V, BLOCK_V)
 
 
 @triton.jit(do_not_specialize_on_alignment=LISTS)
