@@ -203,9 +203,8 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
     elif stored is not None and plan.is_first_rank:
         if restored is not None:
             expanded_bytes = _sum_bytes(module)
-        files = [directory] if from_gguf else weight_files(directory)
-        sizes = sum(file.stat().st_size for file in files), expanded_bytes
-        _warn_converted(plan, stored, restored, sizes)
+        file_bytes = sum(file.stat().st_size for file in weight_files(directory))
+        _warn_converted(plan, stored, restored, (file_bytes, expanded_bytes))
     return module
 
 

@@ -263,7 +263,12 @@ def check_weights(directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files that transformers loads. Call `check_weights` first."""
+    """Return the safetensors files that transformers loads, or the GGUF file.
+
+    Call `check_weights` first.
+    """
+    if is_gguf(directory):
+        return [directory]
     index, single_file = (directory / f"model.safetensors{end}" for end in (".index.json", ""))
     if single_file.is_file():
         return [single_file]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, Protocol, TypedDict, Unpack, overload
+from typing import Final, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -132,41 +132,28 @@ class AttendOptions(TypedDict, total=False):
     impl: str
 
 
-class _Attend(Protocol):
-    """The signatures of `attend`, by whether it returns the LSE."""
-
-    @overload
-    def __call__(
-        self,
-        q_THD: Tensor,
-        keys: Pools,
-        values: Pools,
-        levels: Sequence[Level] | PreparedLevels,
-        positions_T: Tensor | None = None,
-        *,
-        return_lse: Literal[False] = False,
-        **options: Unpack[AttendOptions],
-    ) -> Tensor: ...
-    @overload
-    def __call__(
-        self,
-        q_THD: Tensor,
-        keys: Pools,
-        values: Pools,
-        levels: Sequence[Level] | PreparedLevels,
-        positions_T: Tensor | None = None,
-        *,
-        return_lse: Literal[True],
-        **options: Unpack[AttendOptions],
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-def _typed_by_return_lse(function: Any) -> _Attend:
-    typed: _Attend = function
-    return typed
-
-
-@_typed_by_return_lse
+@overload
+def attend(
+    q_THD: Tensor,
+    keys: Pools,
+    values: Pools,
+    levels: Sequence[Level] | PreparedLevels,
+    positions_T: Tensor | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[AttendOptions],
+) -> Tensor: ...
+@overload
+def attend(
+    q_THD: Tensor,
+    keys: Pools,
+    values: Pools,
+    levels: Sequence[Level] | PreparedLevels,
+    positions_T: Tensor | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[AttendOptions],
+) -> tuple[Tensor, Tensor]: ...
 def attend(  # noqa: PLR0913 -- users name these arguments of the operator
     q_THD: Tensor,
     keys: Pools,
