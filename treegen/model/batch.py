@@ -96,8 +96,6 @@ class ForwardModel(Protocol):
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        ...
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits [S, V] of the query rows `batch.logits_at_S`."""
-        ...

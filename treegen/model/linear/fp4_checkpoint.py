@@ -83,7 +83,6 @@ class _Mxfp4Config(QuantizationConfigMixin):  # type: ignore[misc]
 class _Mxfp4Quantizer(HfQuantizer):  # type: ignore[misc]
     """Makes transformers create and fill modules whose experts are in 4 bits."""
 
-    requires_calibration = False
     is_trainable = False
 
     def _process_model_before_weight_loading(

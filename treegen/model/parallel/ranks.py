@@ -47,24 +47,19 @@ class RankLeader(Protocol):
     @property
     def failed(self) -> str:
         """The reason why the ranks have ended; empty while they work."""
-        ...
 
     @property
     def folder(self) -> Path:
         """A folder that all ranks share."""
-        ...
 
     def call_followers(self, name: str, *arguments: Any) -> None:
         """Make the followers execute the same call as this process."""
-        ...
 
     def check(self) -> None:
         """Raise WorkerError if a rank has failed."""
-        ...
 
     def fail(self, reason: str) -> None:
         """End the other ranks because this process failed in a shared computation."""
-        ...
 
 
 class AgreedError(CapacityError):

@@ -27,6 +27,12 @@ def _softplus(x):
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
+@triton.jit
+def _weigh(x, weights, mask):
+    """Return inputs times their weights in float32."""
+    return x.to(tl.float32) * tl.load(weights, mask=mask, other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize_on_alignment=("read_slots", "write_slots"))
 def convolve(
     mixed,
@@ -76,16 +82,14 @@ def convolve(
     source = tl.load(read_slots + row) * C + c
     target = tl.load(write_slots + row) * C + c
     x = tl.load(mixed + row * mixed_stride + c, mask=in_bounds, other=0.0)
-    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=in_bounds, other=0.0)
-    total = x.to(tl.float32) * weight.to(tl.float32)
+    total = _weigh(x, weights + c * SEEN + SEEN - 1, in_bounds)
     if HAS_BIAS:
         total += tl.load(bias + c, mask=in_bounds, other=0.0).to(tl.float32)
     if WHOLE:
         window = tl.load(whole_windows + source, mask=in_bounds, other=0)
         for at in tl.static_range(W - SEEN + 1, W):
             before = (window >> (16 * at)).to(tl.int16).to(windows.dtype.element_ty, bitcast=True)
-            weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0)
-            total += before.to(tl.float32) * weight.to(tl.float32)
+            total += _weigh(before, weights + c * SEEN + at - (W - SEEN) - 1, in_bounds)
         bits = x.to(windows.dtype.element_ty).to(tl.int16, bitcast=True).to(tl.int64)
         window = ((window >> 16) & 0xFFFFFFFFFFFF) | (bits << 48)
         tl.store(whole_windows + target, window, mask=in_bounds)
@@ -93,10 +97,7 @@ def convolve(
         for at in tl.static_range(1, W):
             before = tl.load(windows + source * W + at, mask=in_bounds, other=0.0)
             if at > W - SEEN:
-                weight = tl.load(
-                    weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0
-                )
-                total += before.to(tl.float32) * weight.to(tl.float32)
+                total += _weigh(before, weights + c * SEEN + at - (W - SEEN) - 1, in_bounds)
             tl.store(windows + target * W + at - 1, before, mask=in_bounds)
         tl.store(windows + target * W + W - 1, x.to(windows.dtype.element_ty), mask=in_bounds)
     if ACTIVATES:
@@ -148,8 +149,7 @@ def convolve_runs(
     in_bounds = c < C
     slot = tl.load(read_slots + sequence)
     x = tl.load(mixed + row * mixed_stride + c, mask=in_bounds, other=0.0)
-    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=in_bounds, other=0.0)
-    total = x.to(tl.float32) * weight.to(tl.float32)
+    total = _weigh(x, weights + c * SEEN + SEEN - 1, in_bounds)
     if HAS_BIAS:
         total += tl.load(bias + c, mask=in_bounds, other=0.0).to(tl.float32)
     for at in tl.static_range(W - SEEN + 1, W):
@@ -160,8 +160,7 @@ def convolve_runs(
         channels_old = tl.where((token < ago) & (slot >= 0), C, 0)
         old = tl.load(windows + (slot * C + c) * W + at + token, mask=c < channels_old, other=0.0)
         before = tl.where(c < channels_here, here.to(windows.dtype.element_ty), old)
-        weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0)
-        total += before.to(tl.float32) * weight.to(tl.float32)
+        total += _weigh(before, weights + c * SEEN + at - (W - SEEN) - 1, in_bounds)
     if ACTIVATES:
         total = total * _sigmoid(total)
     tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=in_bounds)
