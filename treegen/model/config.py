@@ -27,13 +27,13 @@ from treegen.model.checkpoint.files import (
     check_trust,
     locate,
     read_headers,
-    read_object,
     read_raw_config,
     weight_files,
 )
 from treegen.model.checkpoint.fp4 import read_quant_config
 from treegen.model.checkpoint.generation_config import (
     difference_from_generate,
+    read_settings,
     recommended_sampling,
 )
 from treegen.model.checkpoint.gguf_file import Stored, check_sizes, gguf_arguments, is_gguf
@@ -364,8 +364,7 @@ def _iter_rope_settings(text: PretrainedConfig) -> Iterator[dict[str, Any]]:
 
 def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[int, ...]:
     """Return every id that ends a text, from generation_config.json and from the configuration."""
-    file = directory / "generation_config.json" if directory else None
-    settings = [read_object(file).get("eos_token_id")] if file and file.is_file() else []
+    settings = [read_settings(directory).get("eos_token_id")]
     sources = (config, config.get_text_config(decoder=True))
     settings += [getattr(source, "eos_token_id", None) for source in sources]
     eos_ids: list[Any] = []

@@ -30,7 +30,7 @@ from treegen.model.linear.fp8 import Fp8Linear, quantize_in_chunks
 from treegen.model.linear.fp8_experts import Fp8Experts
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks
-from treegen.model.training.trainable import strip_wrappers
+from treegen.model.training.trainable import strip_adapters
 from treegen.model.weights import LoadPlan, load_weights
 
 NewWeights = (
@@ -150,7 +150,7 @@ def _match_weights(
     """
     digest = ""
     if isinstance(weights, nn.Module):
-        part = _unwrap(weights)
+        part = strip_adapters(weights)
         if isinstance(config := getattr(part, "config", None), PretrainedConfig):
             check_settings(model, config, "the module's config")
         tensors = _tensors_of(part, targets)
@@ -316,16 +316,6 @@ def _is_finite(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() or torch.equal(one, other.to(one.device, one.dtype))
-
-
-def _unwrap(module: nn.Module) -> Any:
-    """Return a module without its wrappers; adapters stay in its layers."""
-    part = strip_wrappers(module)
-    if hasattr(part, "get_base_model"):
-        if any(config.is_prompt_learning for config in part.peft_config.values()):
-            raise InputError("prompt learning adapters have no weights to merge; use LoRA")
-        part = part.get_base_model()
-    return part
 
 
 def _tensors_of(part: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
