@@ -116,16 +116,13 @@ def iter_fp8_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             yield name, part
 
 
-def quantize_linears(module: nn.Module, device: torch.device) -> int:
-    """Turn the linear layers that may run in FP8 into FP8 on a device; return their number.
+def quantize_linears(module: nn.Module, device: torch.device) -> None:
+    """Turn the linear layers that may run in FP8 into FP8 on a device.
 
     Matrices on another device are moved in pieces, so the device only needs memory for FP8.
     """
-    count = 0
     for _, part in iter_fp8_linears(module):
         replace_weight(part, *quantize_in_chunks(part.weight.data, device))
-        count += 1
-    return count
 
 
 def quantize_in_chunks(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
