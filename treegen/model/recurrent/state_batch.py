@@ -25,7 +25,15 @@ from treegen.common.device import to_device, to_device_together
 from treegen.common.lifetimes import use_context_value
 from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.ops.cache.state_cache import NO_STATE, StateCache
-from treegen.ops.recurrence import DeltaInputs, DeltaStates, RowSlots, fold_update_lists, scan, step
+from treegen.ops.recurrence import (
+    Convolution,
+    DeltaInputs,
+    DeltaStates,
+    RowSlots,
+    fold_update_lists,
+    scan,
+    step,
+)
 
 # T tokens of a pass, C channels, W width of windows, N sequences that run together, L tokens of
 # each, H heads, V value dimension
@@ -312,8 +320,7 @@ def delta_pass(inputs: DeltaInputs, cache: DeltaStates, rule: Rule) -> Tensor:
         if (slots := run.one_token) is not None:
             out_THV[run.rows] = step(rows, cache, slots)
             continue
-        weights_C1W = inputs.conv_CW[:, None]
-        out = convolve_run(rows.mixed_TC, weights_C1W, inputs.conv_bias_C, cache.windows, run)
+        out = convolve_run(rows.mixed_TC, inputs.convolution(cache), run)
         state = None if run.read_slots_N is None else cache.states[run.read_slots_N]
         out_NLHV, last = rule(rows, cache.spec, silu(out), state, run)
         cache.states[run.write_slots_N] = last.to(cache.states.dtype)
@@ -321,26 +328,23 @@ def delta_pass(inputs: DeltaInputs, cache: DeltaStates, rule: Rule) -> Tensor:
     return out_THV
 
 
-def convolve_run(
-    x_TC: Tensor, conv_C1W: Tensor, bias_C: Tensor | None, windows: Tensor, run: StateRun
-) -> Tensor:
+def convolve_run(x_TC: Tensor, conv: Convolution, run: StateRun) -> Tensor:
     """Return the convolution's outputs for a run's tokens, [N, L, C], and update the windows.
 
     Args:
         x_TC: The inputs of these N * L tokens.
-        conv_C1W: Weights of the convolution [C, 1, columns], at most as many columns as a window
-            has.
-        bias_C: Bias of the convolution [C]; None for none.
-        windows: Windows in state slots [slots, C, W].
+        conv: The convolution.
         run: The run.
     """
+    weights_CW, bias_C, windows = conv
     x_NCL = x_TC.view(run.num, run.length, -1).transpose(1, 2)
-    width, kernel_size = windows.shape[-1], conv_C1W.shape[-1]
+    width, kernel_size = windows.shape[-1], weights_CW.shape[-1]
     if run.read_slots_N is None:
         before = x_NCL.new_zeros(run.num, x_NCL.shape[1], width)
     else:
         before = windows[run.read_slots_N]
     extended = torch.cat([before, x_NCL], -1)
     windows[run.write_slots_N] = extended[..., -width:]
-    extended = extended[..., width - kernel_size + 1 :].to(conv_C1W.dtype)
-    return conv1d(extended, conv_C1W, bias_C, groups=len(conv_C1W)).transpose(1, 2)
+    extended = extended[..., width - kernel_size + 1 :].to(weights_CW.dtype)
+    out_NCL = conv1d(extended, weights_CW[:, None], bias_C, groups=len(weights_CW))
+    return out_NCL.transpose(1, 2)
