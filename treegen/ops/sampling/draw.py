@@ -73,7 +73,9 @@ class Draws:
 
     def first(self, num: int) -> Draws:
         """Return the draws of the first `num` distributions."""
-        return slice_rows(self, slice(num))
+        tensors = (getattr(self, field.name) for field in fields(self))
+        parts: list[Any] = [None if tensor is None else tensor[:num] for tensor in tensors]
+        return Draws(*parts)
 
 
 def draw(
