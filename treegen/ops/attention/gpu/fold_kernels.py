@@ -154,7 +154,7 @@ def fold_units(
     e = tl.arange(0, BLOCK_V)
     first = low // BLOCK_N * BLOCK_N
     newest, oldest, first, high = reach_of(
-        unit, positions, row, mask, first, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
+        unit, positions, row, mask, first, high, window, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
     )
     page = tl.load(table + first // PAGE, mask=first < high, other=0)
 

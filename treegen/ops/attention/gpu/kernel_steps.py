@@ -79,7 +79,6 @@ def reach_of(
     first,
     high,
     window,
-    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -96,13 +95,12 @@ def reach_of(
         first: First key of the unit.
         high: End of the unit's keys, exclusive.
         window: Number of positions of the window or chunk.
-        BLOCK_M: Folded rows per program.
         BLOCK_N: Keys per block. The range starts at a multiple of it.
         HAS_POSITIONS: Whether causality or a window may hide keys.
         HAS_WINDOW: 0 for no window, 1 for the last positions, 2 for those of the row's chunk.
     """
-    newest = tl.zeros([BLOCK_M], tl.int32) + high
-    oldest = tl.zeros([BLOCK_M], tl.int32)
+    oldest = tl.zeros([row.shape[0]], tl.int32)
+    newest = oldest + high
     if HAS_POSITIONS:
         origin, causal = tl.load(unit + 6), tl.load(unit + 7)
         position = tl.load(positions + row, mask=mask, other=0).to(tl.int32) - origin

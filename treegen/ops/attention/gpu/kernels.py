@@ -216,7 +216,7 @@ def attend_units(
         if BLOCK_M == 1:
             q_D = tl.sum(q_MD.to(tl.float32), 0)
     newest, oldest, low, high = reach_of(
-        unit, positions, row, mask, low, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
+        unit, positions, row, mask, low, high, window, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
     )
     if HAS_WINDOW:
         page = tl.load(table + low // PAGE, mask=low < high, other=0)
