@@ -72,7 +72,7 @@ def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: T
     out_TD = torch.empty_like(x_TD)
     if batch.in_order:
         return batch.in_sequences(
-            out_TD, lambda sequences: convolve_runs(x_TD[sequences.rows], conv, *sequences[1:])
+            out_TD, lambda run: convolve_runs(x_TD[run.rows], conv, *run.sequences)
         )
     if batch.rows is not None:
         return convolve(x_TD, conv, *batch.rows.inputs_RT).to(x_TD.dtype).contiguous()

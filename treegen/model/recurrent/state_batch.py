@@ -56,19 +56,6 @@ class Piece(NamedTuple):
     """The slot of the state after it."""
 
 
-class Sequences(NamedTuple):
-    """N sequences of equal length, which `treegen.ops.recurrence.scan` computes."""
-
-    rows: slice | Tensor
-    """The rows of their tokens in the pass."""
-    read_slots_N: Tensor
-    """Slots of their states before; -1 at the start of texts."""
-    write_slots_N: Tensor
-    """Slots of their states after."""
-    num_tokens: int
-    """Tokens of each."""
-
-
 @dataclass(frozen=True, slots=True)
 class StateRun:
     """Pieces of equal length that run together."""
@@ -92,14 +79,12 @@ class StateRun:
         return RowSlots(torch.stack([self.read_slots_N, self.write_slots_N]))
 
     @property
-    def sequences(self) -> Sequences:
-        """The run as sequences that are computed a token at a time."""
-        read_slots_N = (
-            torch.full_like(self.write_slots_N, -1)
-            if self.read_slots_N is None
-            else self.read_slots_N
-        )
-        return Sequences(self.rows, read_slots_N, self.write_slots_N, self.length)
+    def sequences(self) -> tuple[Tensor, Tensor, int]:
+        """The slots before, -1 at the start of texts, the slots after, and the tokens of each."""
+        read_slots_N = self.read_slots_N
+        if read_slots_N is None:
+            read_slots_N = torch.full_like(self.write_slots_N, -1)
+        return read_slots_N, self.write_slots_N, self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,22 +112,21 @@ class StateBatch:
             rows = RowSlots(torch.stack(ends))
         return replace(self, rows=rows, in_order=True)
 
-    def in_sequences(self, out: Tensor, compute: Callable[[Sequences], Tensor]) -> Tensor:
+    def in_sequences(self, out: Tensor, compute: Callable[[StateRun], Tensor]) -> Tensor:
         """Fill out [T, ...] with results for the sequences of a pass, and with zeros elsewhere.
 
         Args:
             out: The outputs; overwritten, unless all rows are computed at once.
-            compute: Returns the outputs of sequences.
+            compute: Returns the outputs of a run.
 
         Returns:
             The outputs [T, ...].
         """
         if self.rows is not None:
-            read_slots_T, write_slots_T = self.rows.inputs_RT
-            return compute(Sequences(slice(None), read_slots_T, write_slots_T, 1))
+            return compute(StateRun(self.rows.num_rows, 1, slice(None), *self.rows.inputs_RT))
         out.zero_()  # for spare rows
         for run in self.runs:
-            out[run.rows] = compute(run.sequences)
+            out[run.rows] = compute(run)
         return out
 
 
@@ -311,7 +295,7 @@ def delta_pass(inputs: DeltaInputs, cache: DeltaStates, rule: Rule) -> Tensor:
     out_THV = inputs.mixed_TC.new_empty(len(inputs.mixed_TC), cache.spec.v_heads, cache.spec.v_dim)
     if batch.in_order:
         return batch.in_sequences(
-            out_THV, lambda sequences: scan(inputs.rows(sequences.rows), cache, *sequences[1:])
+            out_THV, lambda run: scan(inputs.rows(run.rows), cache, *run.sequences)
         )
     if batch.rows is not None:
         return step(inputs, cache, batch.rows).contiguous()
