@@ -6,6 +6,7 @@ sizes is allocated.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -53,13 +54,11 @@ def resolve_device(device: str | torch.device) -> torch.device:
     name = device_name(device)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    resolved = None
+    with contextlib.suppress(RuntimeError, ValueError, OverflowError):
         resolved = torch.device(name)
-    except (RuntimeError, ValueError, OverflowError):
-        raise InputError(
-            f"{arg('device')} must be auto, cpu, cuda or cuda:N, got {name!r}"
-        ) from None
-    if resolved.type not in ("cpu", "cuda") or (resolved.type == "cpu" and resolved.index):
+    is_indexed_cpu = resolved is not None and resolved.type == "cpu" and resolved.index
+    if resolved is None or resolved.type not in ("cpu", "cuda") or is_indexed_cpu:
         raise InputError(f"{arg('device')} must be auto, cpu, cuda or cuda:N, got {name!r}")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
