@@ -25,6 +25,7 @@ from treegen.common.spec import LayerSpec, ModelSpec
 from treegen.errors import InputError, ModelError, ModelWarning, arg
 from treegen.model.checkpoint.families import dense_length, has_loops, refuse_family, selects_keys
 from treegen.model.checkpoint.files import (
+    FLOATS,
     check_trust,
     locate,
     read_headers,
@@ -372,7 +373,6 @@ def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[in
     return tuple(dict.fromkeys(i for i in eos_ids if isinstance(i, int) and i >= 0))
 
 
-_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _QUANTIZED: Final = ("quantization_config", "compression_config")
 _WIDTHS: Final = ("vocab_size", "hidden_size", "n_embd")
 _DEPTHS: Final = ("num_hidden_layers", "n_layer", "num_layers")
@@ -399,7 +399,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     is_packed = any(settings.get(key) for settings in texts for key in _QUANTIZED)
     stored = Stored()
     for name, kind, shape in _headers(directory):
-        if len(shape) > 1 and name.endswith("weight") and kind not in _FLOATS and not is_packed:
+        if len(shape) > 1 and name.endswith("weight") and kind not in FLOATS and not is_packed:
             if kind.startswith("F8"):
                 continue  # reported elsewhere with advice
             raise ModelError(

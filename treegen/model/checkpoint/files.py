@@ -208,6 +208,10 @@ def check_fields(file: Path, settings: Mapping[str, Any], fields: FieldChecks, a
             raise ModelError(f"{file}: {name} must be {what}, got {settings[name]!r:.60}; {advice}")
 
 
+FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+"""Types of numbers that are not quantized, as safetensors names them."""
+
+
 def read_headers(file: Path) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Yield the name, type and shape of each tensor in a safetensors file."""
     with safe_open(file, "pt") as tensors:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from treegen.common.formatting import summarize_error
 from treegen.errors import ModelError
-from treegen.model.checkpoint.files import read_headers, read_object, weight_files
+from treegen.model.checkpoint.files import FLOATS, read_headers, read_object, weight_files
 
 GROUP: Final = 16
 """Inputs that share an e4m3 scale in NVFP4."""
@@ -39,7 +39,6 @@ _UNSUPPORTED_PARTS: Final = (
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LAYOUTS: Final = {"weight_packed": "weight_global_scale", "weight": "weight_scale_2"}
 """The tensor of numbers of each layout, and that of the scale of a whole matrix."""
-_FLOATS: Final = ("F64", "F32", "F16", "BF16")
 
 
 class Fp4Matrix(NamedTuple):
@@ -174,7 +173,7 @@ def _describe_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     if scale_kind != "F8_E4M3" or [*scale_shape] != expected or 2 * shape[1] % GROUP:
         return f"weight_scale must be F8_E4M3 {expected}, got {scale_kind} {[*scale_shape]}"
     kind, shape = kinds[global_scale]
-    if kind not in _FLOATS or [*shape] not in ([], [1]):
+    if kind not in FLOATS or [*shape] not in ([], [1]):
         return f"{global_scale} must be a single floating-point number, got {kind} {[*shape]}"
     return ""
 
@@ -190,7 +189,7 @@ def _describe_fp8_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> st
     fits = len(scale_shape) <= 2 and all(
         num and not size % num for size, num in zip(shape, grid, strict=True)
     )
-    if scale_kind not in _FLOATS or not fits:
+    if scale_kind not in FLOATS or not fits:
         return (
             f"weight_scale is {scale_kind} {[*scale_shape]}, which does not match the "
             f"weight's shape {[*shape]}"
@@ -276,7 +275,7 @@ def read_matrices(directory: Path) -> StoredMatrices:
     fp8: dict[str, tuple[int, int]] = {}
     plain = set()
     for module, kinds in modules.items():
-        if kinds.keys() == {"weight"} and kinds["weight"][0] in _FLOATS:
+        if kinds.keys() == {"weight"} and kinds["weight"][0] in FLOATS:
             if len(kinds["weight"][1]) == 2:
                 plain.add(module)
             continue

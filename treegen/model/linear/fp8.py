@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 
 from treegen.errors import InputError
 from treegen.model.latent import is_latent_layer
-from treegen.ops.attention.types import FP8
+from treegen.ops.attention.types import E4M3_MAX, FP8
 
-E4M3_MAX: Final = 448.0  # the largest number in e4m3
 MIN_AMAX: Final = 1e-12  # a row of zeros must not be divided by zero
 MULTIPLE: Final = 16  # the GPU's product needs multiples of this many inputs and outputs
 _CAPABILITY: Final = (8, 9)

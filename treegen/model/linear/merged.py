@@ -29,14 +29,13 @@ from treegen.model.linear.batch_invariant import (
 )
 from treegen.model.linear.fp4 import Fp4Linear, fp4_linear
 from treegen.model.linear.fp8 import (
-    E4M3_MAX,
     MIN_AMAX,
     Fp8Linear,
     fp8_linear,
     quantize_rows,
     scaled_product,
 )
-from treegen.ops.attention.types import FP8
+from treegen.ops.attention.types import E4M3_MAX, FP8
 
 
 class GatedLinears:

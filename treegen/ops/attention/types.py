@@ -18,6 +18,8 @@ KVPair = tuple[Tensor, Tensor]
 KVPairs = Sequence[KVPair]
 FP8: Final = torch.float8_e4m3fn
 """The 8-bit type in which keys and values may be stored."""
+E4M3_MAX: Final = 448.0
+"""The largest number in `FP8`."""
 NEEDS_AMPERE = "needs compute capability 8.0 (Ampere) or newer"
 
 
