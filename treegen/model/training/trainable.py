@@ -109,27 +109,21 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
         )
     refuse_family(config)
     if types := recurrent_types(config):
-        raise ModelError(
-            f"{name} models cannot be trained on trees: they have recurrent layers "
-            f"({', '.join(types)}); {_REPEAT}"
-        )
+        raise _refusal(name, f"they have recurrent layers ({', '.join(types)})")
     if dense_length(config.get_text_config(decoder=True)) is not None:
-        raise ModelError(
-            f"{name} models cannot be trained on trees: their layers select keys; {_REPEAT}"
-        )
+        raise _refusal(name, "their layers select keys")
     if any(map(is_scaling_layer, module.modules())):
-        raise ModelError(
-            f"{name} models cannot be trained on trees: their layers scale queries by the "
-            f"position in a pass; {_REPEAT}"
-        )
+        raise _refusal(name, "their layers scale queries by the position in a pass")
     # The check compares logits with stock attention. Tested families do not need it.
     with patch_module(module):
         spec = from_module(module, check=not is_tested(name)).spec
     if spec.states:
-        raise ModelError(
-            f"{name} models cannot be trained on trees: they have recurrent layers; {_REPEAT}"
-        )
+        raise _refusal(name, "they have recurrent layers")
     return spec
+
+
+def _refusal(name: str, reason: str) -> ModelError:
+    return ModelError(f"{name} models cannot be trained on trees: {reason}; {_REPEAT}")
 
 
 def _check_dropout(module: nn.Module) -> None:
