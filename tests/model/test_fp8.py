@@ -71,7 +71,7 @@ def test_rows_of_zeros_stay_zeros() -> None:
 
 def test_what_is_quantized_and_what_stays(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 24), nn.Linear(20, 16))
-    assert quantize_linears(module, torch.device("cpu")) == 1
+    quantize_linears(module, torch.device("cpu"))
     assert [type(part) is Fp8Linear for part in module] == [True, False, False]
     tiny_models.save_tiny_model(tmp_path, "mixtral")
     model = load_model(str(tmp_path), quantization="fp8")

@@ -369,16 +369,16 @@ def _compiled_attention(
     is_latent = is_latent_layer(module)
     operators = torch.ops.treegen
     selected = _find_selection(module, attention_mask, options)
-    attend_now = operators.write_and_attend_latents if is_latent else operators.write_and_attend
     q_THK = query[0].transpose(0, 1)
     if (scaling := scaling_of(module)) is not None:
         q_THK = operators.scale_queries(q_THK, *scaling)
-    out_THV: Tensor = attend_now(
+    out_THV: Tensor = operators.write_and_attend(
         q_THK,
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         keys,
         get_up_projection(module) if is_latent else getattr(module, VALUES),
+        is_latent,
         options.get("s_aux"),
         options.get("scaling"),
         options.get("sliding_window") or None,

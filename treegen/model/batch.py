@@ -70,12 +70,6 @@ class Batch:
         """Return the levels that a layer with this window (None for no window) attends to."""
         return self.levels if window is None or self.windowed is None else self.windowed
 
-    def index_keys_of(self, layer: int) -> Tensor:
-        """Return the pool of index keys of a layer that selects keys."""
-        index = self.layers[layer].index
-        assert index is not None, f"layer {layer} has no index keys"
-        return index
-
 
 _current: ContextVar[Batch] = ContextVar("treegen_batch")
 
@@ -96,8 +90,6 @@ class ForwardModel(Protocol):
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        ...
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits [S, V] of the query rows `batch.logits_at_S`."""
-        ...

@@ -256,6 +256,8 @@ def inspect_checkpoint(
             image_tokens = _image_tokens(options, directory, config, spec, image_sizes)
         except TreegenError as error:
             takes, no_images = tuple(kind for kind in takes if kind != "images"), str(error)
+    files = weight_files(directory)
+    are_here = all(file.is_file() for file in files)
     return CheckpointReport(
         name=options.model,
         model_type=model_type,
@@ -264,7 +266,7 @@ def inspect_checkpoint(
         dtype=str(dtype).removeprefix("torch."),
         stored=info.stores if info is not None else stored,
         stored_dtype=str(declared_dtype(config) or "").removeprefix("torch."),
-        stored_bytes=_stored_bytes(directory),
+        stored_bytes=sum(file.stat().st_size for file in files) if are_here else 0,
         device=device.type,
         small_bytes=quantized.num_bytes,
         quantization=quantized.form,
@@ -324,12 +326,6 @@ def _find_quantization(
         small = sum(size.numbers for size in saved)
         small_bytes = sum(size.loaded_bytes for size in saved)
     return _Quantized(form, small, small_bytes, matrices)
-
-
-def _stored_bytes(directory: Path) -> int:
-    """Return the bytes of a checkpoint's weight files; 0 if one of them is missing."""
-    files = [directory] if is_gguf(directory) else weight_files(directory)
-    return sum(f.stat().st_size for f in files) if all(f.is_file() for f in files) else 0
 
 
 def parse_image_sizes(text: str) -> list[tuple[int, int]]:

@@ -43,8 +43,8 @@ from treegen.model.recurrent.operators import OPERATORS, forward
 from treegen.ops.attention.key_selection import IndexForm
 from treegen.ops.cache.pool import LayerKV, make_proxy, resolve_proxy
 
-# T tokens, H query heads, G key heads, K key dim, V value dim, R rank of latents, P rotated numbers
-# of a key, X numbers of a head's key and value that are made from a latent, E scores of a row
+# T tokens, H query heads, G key heads, K key dim, V value dim, R rank of latents, X numbers of a
+# head's key and value that are made from a latent, D numbers of an index key, S selected keys
 
 CompileErrors = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 """Errors of the compiler. They occur in the first pass, when the layers are compiled."""
@@ -61,6 +61,7 @@ def _write_and_attend(  # noqa: PLR0913 -- operators take no structures
     v_TGV: Tensor,
     keys: Tensor,
     values: Tensor,
+    is_latent: bool,
     sinks_H: Tensor | None,
     scale: float | None,
     window: int | None,
@@ -68,13 +69,18 @@ def _write_and_attend(  # noqa: PLR0913 -- operators take no structures
     softcap: float | None,
     selected_TS: Tensor | None,
 ) -> Tensor:
-    """Call `treegen.model.attention_hook.write_and_attend` with the batch of this pass."""
-    return write_and_attend(
+    """Call a function of `treegen.model.attention_hook` with the batch of this pass.
+
+    With latents it is `write_and_attend_latents`, and `values` are the weights `up_HXR`; otherwise
+    it is `write_and_attend`.
+    """
+    attend = write_and_attend_latents if is_latent else write_and_attend
+    return attend(
         q_THK,
         k_TGK,
         v_TGV,
         resolve_proxy(keys),
-        resolve_proxy(values),
+        values if is_latent else resolve_proxy(values),
         current_batch(),
         selected_TS,
         scale=scale,
@@ -87,47 +93,17 @@ def _write_and_attend(  # noqa: PLR0913 -- operators take no structures
 
 @_write_and_attend.register_fake
 def _(
-    q_THK: Tensor, k_TGK: Tensor, v_TGV: Tensor, keys: Tensor, values: Tensor, *_options: Any
-) -> Tensor:
-    return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], values.shape[-1])
-
-
-@torch.library.custom_op("treegen::write_and_attend_latents", mutates_args=())
-def _write_and_attend_latents(  # noqa: PLR0913 -- operators take no structures
     q_THK: Tensor,
-    latent_TGR: Tensor,
-    rotated_TGP: Tensor,
+    k_TGK: Tensor,
+    v_TGV: Tensor,
     keys: Tensor,
-    up_HXR: Tensor,
-    sinks_H: Tensor | None,
-    scale: float | None,
-    window: int | None,
-    chunk: int | None,
-    softcap: float | None,
-    selected_TS: Tensor | None,
+    values: Tensor,
+    is_latent: bool,
+    *_options: Any,
 ) -> Tensor:
-    """Call `treegen.model.attention_hook.write_and_attend_latents` with the batch of this pass."""
-    return write_and_attend_latents(
-        q_THK,
-        latent_TGR,
-        rotated_TGP,
-        resolve_proxy(keys),
-        up_HXR,
-        current_batch(),
-        selected_TS,
-        scale=scale,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-        sinks=sinks_H,
-    ).contiguous()
-
-
-@_write_and_attend_latents.register_fake
-def _(
-    q_THK: Tensor, latent_TGR: Tensor, rotated_TGP: Tensor, keys: Tensor, up_HXR: Tensor, *_: Any
-) -> Tensor:
-    width = up_HXR.shape[1] - (q_THK.shape[2] - rotated_TGP.shape[2])
+    width = values.shape[-1]
+    if is_latent:
+        width = values.shape[1] - (q_THK.shape[2] - v_TGV.shape[2])
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], width)
 
 

@@ -6,6 +6,7 @@ sizes is allocated.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoConfig, PretrainedConfig, __version__
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -24,15 +25,17 @@ from treegen.common.spec import LayerSpec, ModelSpec
 from treegen.errors import InputError, ModelError, ModelWarning, arg
 from treegen.model.checkpoint.families import dense_length, has_loops, refuse_family, selects_keys
 from treegen.model.checkpoint.files import (
+    FLOATS,
     check_trust,
     locate,
-    read_object,
+    read_headers,
     read_raw_config,
     weight_files,
 )
 from treegen.model.checkpoint.fp4 import read_quant_config
 from treegen.model.checkpoint.generation_config import (
     difference_from_generate,
+    read_settings,
     recommended_sampling,
 )
 from treegen.model.checkpoint.gguf_file import Stored, check_sizes, gguf_arguments, is_gguf
@@ -52,13 +55,11 @@ def resolve_device(device: str | torch.device) -> torch.device:
     name = device_name(device)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    resolved = None
+    with contextlib.suppress(RuntimeError, ValueError, OverflowError):
         resolved = torch.device(name)
-    except (RuntimeError, ValueError, OverflowError):
-        raise InputError(
-            f"{arg('device')} must be auto, cpu, cuda or cuda:N, got {name!r}"
-        ) from None
-    if resolved.type not in ("cpu", "cuda") or (resolved.type == "cpu" and resolved.index):
+    is_indexed_cpu = resolved is not None and resolved.type == "cpu" and resolved.index
+    if resolved is None or resolved.type not in ("cpu", "cuda") or is_indexed_cpu:
         raise InputError(f"{arg('device')} must be auto, cpu, cuda or cuda:N, got {name!r}")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
@@ -363,8 +364,7 @@ def _iter_rope_settings(text: PretrainedConfig) -> Iterator[dict[str, Any]]:
 
 def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[int, ...]:
     """Return every id that ends a text, from generation_config.json and from the configuration."""
-    file = directory / "generation_config.json" if directory else None
-    settings = [read_object(file).get("eos_token_id")] if file and file.is_file() else []
+    settings = [read_settings(directory).get("eos_token_id")]
     sources = (config, config.get_text_config(decoder=True))
     settings += [getattr(source, "eos_token_id", None) for source in sources]
     eos_ids: list[Any] = []
@@ -373,7 +373,6 @@ def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[in
     return tuple(dict.fromkeys(i for i in eos_ids if isinstance(i, int) and i >= 0))
 
 
-_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _QUANTIZED: Final = ("quantization_config", "compression_config")
 _WIDTHS: Final = ("vocab_size", "hidden_size", "n_embd")
 _DEPTHS: Final = ("num_hidden_layers", "n_layer", "num_layers")
@@ -400,7 +399,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     is_packed = any(settings.get(key) for settings in texts for key in _QUANTIZED)
     stored = Stored()
     for name, kind, shape in _headers(directory):
-        if len(shape) > 1 and name.endswith("weight") and kind not in _FLOATS and not is_packed:
+        if len(shape) > 1 and name.endswith("weight") and kind not in FLOATS and not is_packed:
             if kind.startswith("F8"):
                 continue  # reported elsewhere with advice
             raise ModelError(
@@ -425,7 +424,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     check_sizes(file, weights_name, stored, widths, depths, _MAX_PACKED if is_packed else 1)
 
 
-def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
+def _headers(directory: Path) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Yield the name, type and shape of each stored tensor, as far as the files can be read."""
     try:
         files = weight_files(directory)
@@ -433,9 +432,6 @@ def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
         return
     for file in files:
         try:
-            with safe_open(file, "pt") as stored:
-                for name in stored.keys():  # noqa: SIM118 - it is no mapping
-                    part = stored.get_slice(name)
-                    yield name, str(part.get_dtype()), list(part.get_shape())
+            yield from read_headers(file)
         except (OSError, SafetensorError):  # loading reports the error
             continue

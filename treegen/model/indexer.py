@@ -98,7 +98,9 @@ class _SelectingIndexer(_DenseIndexer):
 
     def get_pool(self) -> Tensor:
         """Return the layer's pool of index keys."""
-        return current_batch().index_keys_of(self.treegen_pool)
+        index = current_batch().layers[self.treegen_pool].index
+        assert index is not None, f"layer {self.treegen_pool} has no index keys"
+        return index
 
     def _write_and_select(self, q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor | None) -> Tensor:
         """Store new index keys and select, as `write_and_select` does, also in compiled layers."""

@@ -37,7 +37,8 @@ from treegen.model.vision import VisionTower, placeholder_of
 from treegen.model.weights import LoadPlan, load_weights, prepare
 from treegen.ops.attention.registry import choose
 
-_PADDING_CHECK: Final = "warn_if_padding_and_no_attention_mask"
+_PREPARED: Final = ("training", "warn_if_padding_and_no_attention_mask")
+"""Attributes of a module's parts that `prepare` sets."""
 _ABSENT: Final = object()
 
 
@@ -123,26 +124,21 @@ def load_model(  # noqa: PLR0913 -- users name these arguments
         ranks=ranks,
         trust_remote_code=trust_remote_code,
     )
-    model = _load_planned(plan, impl)
+    adapter_directory = adapter_to_merge.directory if adapter_to_merge else None
+    model = Model(
+        load_weights(plan),
+        replace(spec, unreached=plan.dropped),
+        kind,
+        impl=impl,
+        ranks=ranks,
+        fingerprint=fingerprint(directory, adapter_directory),
+        quantization="fp8" if plan.keeps_fp8 or quantization == "fp8" else None,
+    )
     if check:
         _compare_with_stock(model)
     if images:
         model.tower = VisionTower(model.module, placeholder_of(config))
     return model
-
-
-def _load_planned(plan: LoadPlan, impl: str) -> Model:
-    adapter = plan.adapter
-    is_fp8 = plan.keeps_fp8 or plan.quantization == "fp8"
-    return Model(
-        load_weights(plan),
-        replace(plan.spec, unreached=plan.dropped),
-        plan.dtype,
-        impl=impl,
-        ranks=plan.ranks,
-        fingerprint=fingerprint(plan.directory, adapter.directory if adapter else None),
-        quantization="fp8" if is_fp8 else None,
-    )
 
 
 def from_module(
@@ -246,12 +242,10 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
     attributes are restored. Wrappers of the module's own forward, such as accelerate's autocast,
     are removed while it is open.
     """
-    training = [(part, part.training) for part in module.modules()]
-    needs = [(weight, weight.requires_grad) for weight in module.parameters()]
-    attributes = [
-        (part, _PADDING_CHECK, vars(part).get(_PADDING_CHECK, _ABSENT)) for part in module.modules()
-    ]
-    attributes.append((module, "forward", vars(module).pop("forward", _ABSENT)))
+    before: list[tuple[Any, str, Any]] = [(module, "forward", vars(module).pop("forward", _ABSENT))]
+    for part in module.modules():
+        before += [(part, name, vars(part).get(name, _ABSENT)) for name in _PREPARED]
+    before += [(weight, "requires_grad", weight.requires_grad) for weight in module.parameters()]
     try:
         with restoring_attention_names(configs_of(module)):
             prepare(module)
@@ -259,15 +253,11 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
             yield
     finally:
         restore_attention(module)
-        for part, name, value in attributes:
+        for holder, name, value in before:
             if value is not _ABSENT:
-                setattr(part, name, value)
-            elif name in vars(part):
-                delattr(part, name)
-        for weight, flag in needs:
-            weight.requires_grad_(flag)
-        for part, flag in training:
-            part.training = flag
+                setattr(holder, name, value)
+            elif name in vars(holder):
+                delattr(holder, name)
 
 
 def configs_of(module: nn.Module) -> list[Any]:

@@ -215,7 +215,14 @@ def cache_size(
     """
     if not spec.states:
         token_bytes = spec.kv_bytes_per_token + draft_token_bytes
-        return CacheSize(_count_pages(memory, token_bytes, page_size), None)
+        pages = _num_pages(memory, token_bytes, page_size)
+        if pages < 1:
+            raise CacheFullError(
+                f"{format_bytes(memory)} cannot hold a page of {page_size} tokens at "
+                f"{token_bytes:,} bytes per token; set {arg('memory')} to at least "
+                f"{2 * page_size * token_bytes:,} bytes"
+            )
+        return CacheSize(pages, None)
     size = _divide_memory(memory, spec, page_size, max_rows)
     if _is_enough(size):
         return size
@@ -253,18 +260,6 @@ def _is_enough(size: CacheSize) -> bool:
 def _num_pages(memory: int, token_bytes: int, page_size: int) -> int:
     """Return the number of pages in addition to the padding page; below 1 if none fits."""
     return memory // (page_size * token_bytes) - 1
-
-
-def _count_pages(memory: int, token_bytes: int, page_size: int) -> int:
-    """Return how many pages fit into `memory` bytes; raise CacheFullError if not one fits."""
-    pages = _num_pages(memory, token_bytes, page_size)
-    if pages < 1:
-        raise CacheFullError(
-            f"{format_bytes(memory)} cannot hold a page of {page_size} tokens at "
-            f"{token_bytes:,} bytes per token; set {arg('memory')} to at least "
-            f"{2 * page_size * token_bytes:,} bytes"
-        )
-    return pages
 
 
 def subtract_draft_cache(size: int, spec: ModelSpec, draft_token_bytes: int) -> int:

@@ -92,24 +92,8 @@ class EngineOptions:
         check_sharing(self.sharing)
         check_int("tensor_parallel_size", self.tensor_parallel_size, minimum=1)
         self._check_drafting()
-        if self.adapter is not None and self.tensor_parallel_size > 1:
-            raise InputError(
-                f"adapter is not supported with {arg('tensor_parallel_size')}; merge the "
-                "adapter into the model with peft"
-            )
-        if self.draft_model is not None and self.tensor_parallel_size > 1:
-            raise InputError(
-                f"{arg('draft_model')} is not supported with {arg('tensor_parallel_size')}; use "
-                f"{arg('speculate', 'ngram')}"
-            )
         check_stored(self.quantization, self.kv_cache_dtype)
-        if self.quantization not in (None, "none") and self.tensor_parallel_size > 1:
-            raise InputError(
-                f"quantization is not supported with {arg('tensor_parallel_size')}; remove one "
-                "of the two"
-            )
-        if self.images:
-            self._check_with_images()
+        self._check_combinations()
         for name in Sizes._fields:
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, minimum=1)
@@ -145,15 +129,24 @@ class EngineOptions:
                     f"{arg('draft_model')}; set one of the two"
                 )
 
-    def _check_with_images(self) -> None:
-        options = {
-            "draft_model": self.draft_model is not None,
-            "reproducible": self.reproducible,
-            "quantization": self.quantization == "fp8",
-        }
-        for name, is_set in options.items():
+    def _check_combinations(self) -> None:
+        """Raise InputError for options that cannot be used together."""
+        is_parallel, ranks = self.tensor_parallel_size > 1, arg("tensor_parallel_size")
+        has_adapter, has_draft = self.adapter is not None, self.draft_model is not None
+        is_quantized = self.quantization not in (None, "none")
+        by_peft, remove = "merge the adapter into the model with peft", "remove one of the two"
+        by_ngrams = f"use {arg('speculate', 'ngram')}"
+        combinations = (
+            (is_parallel and has_adapter, "adapter", ranks, by_peft),
+            (is_parallel and has_draft, arg("draft_model"), ranks, by_ngrams),
+            (is_parallel and is_quantized, "quantization", ranks, remove),
+            (self.images and has_draft, "images", "draft_model", remove),
+            (self.images and self.reproducible, "images", "reproducible", remove),
+            (self.images and self.quantization == "fp8", "images", "quantization", remove),
+        )
+        for is_set, option, other, advice in combinations:
             if is_set:
-                raise InputError(f"images is not supported with {name}; remove one of the two")
+                raise InputError(f"{option} is not supported with {other}; {advice}")
 
     @property
     def speculates(self) -> bool:

@@ -8,7 +8,7 @@ used. If a tokenizer fails, the error names the field of its settings with an in
 import base64
 import binascii
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from treegen.common.files import read_text
 from treegen.common.formatting import summarize_error
 from treegen.errors import InputError, ModelError, arg
-from treegen.model.checkpoint.files import TOKENIZER_FILES, check_trust, locate, read_object
+from treegen.model.checkpoint.files import (
+    TOKENIZER_FILES,
+    FieldChecks,
+    check_fields,
+    check_trust,
+    locate,
+    read_object,
+)
 from treegen.model.checkpoint.gguf_file import gguf_arguments
 from treegen.model.config import read_config
 from treegen.model.options import EngineOptions
@@ -78,14 +85,14 @@ def load_tokenizer(
         if with_config and not gguf and (directory / "config.json").is_file():
             # transformers reads config.json for a tokenizer too, so the error may be there.
             read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
-        check_fields(directory)
+        check_tokenizer_fields(directory)
         raise ModelError(
             f"the tokenizer in {directory} cannot be loaded: {summarize_error(error)}; fix its "
             "files, or download them again"
         ) from None
     # Otherwise the error would occur later, when a text is encoded or a chat is rendered.
     if not is_template(tokenizer.chat_template) or not is_length(tokenizer.model_max_length):
-        check_fields(directory)
+        check_tokenizer_fields(directory)
     if not len(tokenizer):
         raise ModelError(f"the tokenizer in {directory} has no tokens; save the tokenizer again")
     if template is not None:
@@ -122,9 +129,6 @@ def load_image_processor(options: EngineOptions, tokenizer: PreTrainedTokenizerB
     directory = locate(options.model, options.revision, weights=False)
     config = read_config(options.model, directory, **options.source)
     return load_processor(directory, config, tokenizer)
-
-
-_Check = Callable[[Any], bool]
 
 
 def is_length(value: Any) -> bool:
@@ -168,7 +172,7 @@ _SIDE: Final = ('"left" or "right"', lambda value: value in ("left", "right"))
 _SPECIAL_TOKENS: Final = {
     f"{name}_token": _TOKEN for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")
 }
-_FIELDS: Final[dict[str, tuple[str, _Check]]] = {
+_FIELDS: Final[FieldChecks] = {
     **_SPECIAL_TOKENS,
     "model_max_length": ("a number of tokens", is_length),
     "added_tokens_decoder": ("an object that maps ids to tokens", _are_added_tokens),
@@ -190,7 +194,7 @@ _FIELDS: Final[dict[str, tuple[str, _Check]]] = {
 }
 
 
-def check_fields(directory: Path) -> None:
+def check_tokenizer_fields(directory: Path) -> None:
     """Raise ModelError that names the first field of a tokenizer's settings with an invalid value.
 
     Call this for a tokenizer that fails. A tokenizer that never reads the field may work in spite
@@ -200,12 +204,8 @@ def check_fields(directory: Path) -> None:
         settings: dict[str, Any] = {}
         with suppress(ModelError):  # no such file, or its error is reported elsewhere
             settings = read_object(directory / name)
-        for field, (what, is_valid) in _FIELDS.items():
-            if field in settings and not is_valid(settings[field]):
-                raise ModelError(
-                    f"{directory / name}: {field} must be {what}, got {settings[field]!r:.60}; "
-                    "fix the file, or download the file again"
-                )
+        advice = "fix the file, or download the file again"
+        check_fields(directory / name, settings, _FIELDS, advice)
 
 
 MAX_GROWTH_FACTOR: Final = 256

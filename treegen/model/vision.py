@@ -34,7 +34,7 @@ from treegen.common.formatting import summarize_error
 from treegen.errors import ModelError
 from treegen.model.batch import ImageRows
 from treegen.model.checkpoint.families import refuse_images, sees_ahead
-from treegen.model.checkpoint.files import read_object
+from treegen.model.checkpoint.files import check_fields, read_object
 from treegen.prompts.images.table import Ahead, ImageTable
 
 _COUNTS: Final = ("num_additional_image_tokens", "image_seq_len", "image_seq_length")
@@ -138,14 +138,12 @@ def _check_counts(directory: Path) -> None:
     """Raise ModelError for an invalid number of tokens per image in the settings."""
     file = directory / "processor_config.json"
     settings = read_object(file) if file.is_file() else {}
-    for name in _COUNTS:
-        if (value := settings.get(name)) is None:
-            continue
-        if type(value) is not int or not 0 <= value <= _MAX_TOKENS:
-            raise ModelError(
-                f"{file}: {name} must be a number of tokens, got {value!r:.60}; fix the file, "
-                "or download the file again"
-            )
+    checks = dict.fromkeys(_COUNTS, ("a number of tokens", _is_count))
+    check_fields(file, settings, checks, "fix the file, or download the file again")
+
+
+def _is_count(value: Any) -> bool:
+    return value is None or (type(value) is int and 0 <= value <= _MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

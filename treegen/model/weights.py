@@ -53,14 +53,8 @@ from treegen.model.memory import empty_device_cache
 from treegen.model.parallel.ranks import Ranks
 from treegen.model.parallel.shards import shard, tie_head
 
-
-@dataclass(slots=True)
-class _CachedBase:
-    key: Hashable = None
-    module: PreTrainedModel | None = None
-
-
-_open: list[_CachedBase] = []
+_kept_bases: list[dict[Hashable, PreTrainedModel]] = []
+"""For each open `share_base_weights`, the last base model, by what identifies its weights."""
 
 
 @contextmanager
@@ -69,11 +63,11 @@ def share_base_weights() -> Iterator[None]:
 
     The host keeps one copy of the weights in 16 or 32 bits. Each model gets tensors of its own.
     """
-    _open.append(_CachedBase())
+    _kept_bases.append({})
     try:
         yield
     finally:
-        _open.pop()
+        _kept_bases.pop()
 
 
 def _load_base(key: Hashable, read: Callable[[], PreTrainedModel]) -> PreTrainedModel:
@@ -84,13 +78,13 @@ def _load_base(key: Hashable, read: Callable[[], PreTrainedModel]) -> PreTrained
             nothing.
         read: Loads the module from its checkpoint.
     """
-    if not _open or key is None:
+    if not _kept_bases or key is None:
         return read()
-    base = _open[-1]
-    if base.module is None or base.key != key:
-        base.module = None  # free its memory before the next one is read
-        base.module, base.key = read(), key
-    return copy.deepcopy(base.module)
+    kept = _kept_bases[-1]
+    if key not in kept:
+        kept.clear()  # free the memory of another base before this one is read
+        kept[key] = read()
+    return copy.deepcopy(kept[key])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,9 +197,8 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
     elif stored is not None and plan.is_first_rank:
         if restored is not None:
             expanded_bytes = _sum_bytes(module)
-        files = [directory] if from_gguf else weight_files(directory)
-        sizes = sum(file.stat().st_size for file in files), expanded_bytes
-        _warn_converted(plan, stored, restored, sizes)
+        file_bytes = sum(file.stat().st_size for file in weight_files(directory))
+        _warn_converted(plan, stored, restored, (file_bytes, expanded_bytes))
     return module
 
 

@@ -11,7 +11,7 @@ from delta_cases import Case, own_slots
 from devices import CUDA, DEVICE, needs_triton
 from torch import Tensor
 
-from treegen.ops.recurrence import reference
+from treegen.ops.recurrence import Convolution, reference
 
 pytestmark = [needs_triton, *([pytest.mark.gpu] if CUDA else [])]
 Heads = tuple[int, int, int, int]
@@ -110,15 +110,10 @@ def test_windows_move_on_from_slot_to_slot(width: int, has_bias: bool, dtype: to
     bias = normal(40) if has_bias else None
     reads, writes = torch.tensor([1, 1, 2, 8]), torch.tensor([3, 4, 2, 0])
     want_windows = windows.clone()
-    want = reference.convolve(x, weights, bias, want_windows, reads, writes).to(dtype)
+    conv = Convolution(weights, bias, want_windows)
+    want = reference.convolve(x, conv, reads, writes).to(dtype)
     on = windows.to(DEVICE)
-    got = gpu.convolve(
-        x.to(DEVICE),
-        weights.to(DEVICE),
-        None if bias is None else bias.to(DEVICE),
-        on,
-        reads.to(DEVICE),
-        writes.to(DEVICE),
-    )
+    conv = Convolution(weights.to(DEVICE), None if bias is None else bias.to(DEVICE), on)
+    got = gpu.convolve(x.to(DEVICE), conv, reads.to(DEVICE), writes.to(DEVICE))
     torch.testing.assert_close(got.cpu(), want)
     assert torch.equal(on.cpu(), want_windows)

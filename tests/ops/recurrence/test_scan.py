@@ -14,7 +14,7 @@ from devices import CUDA, DEVICE, needs_triton
 from torch import Tensor
 
 from treegen.ops import recurrence
-from treegen.ops.recurrence import DeltaInputs, reference
+from treegen.ops.recurrence import Convolution, DeltaInputs, reference
 
 pytestmark = [pytest.mark.gpu] if CUDA else []
 BY = ["reference", pytest.param("gpu", marks=needs_triton)]
@@ -139,18 +139,13 @@ def test_convolutions_of_runs(width: int, seen: int, has_bias: bool, dtype: torc
         x = normal(3 * num_tokens, 50)[:, 5:45]
         reads, writes = torch.tensor([1, -1, 2]), torch.tensor([3, 4, 2])
         want_windows, on = windows.clone(), windows.to(DEVICE).clone()
-        want = reference.convolve_runs(x, weights, bias, want_windows, reads, writes, num_tokens)
+        conv = Convolution(weights, bias, want_windows)
+        want = reference.convolve_runs(x, conv, reads, writes, num_tokens)
         from treegen.ops.recurrence import gpu
 
-        got = gpu.convolve_runs(
-            x.to(DEVICE),
-            weights.to(DEVICE),
-            None if bias is None else bias.to(DEVICE),
-            on,
-            reads.to(DEVICE),
-            writes.to(DEVICE),
-            num_tokens,
-        )
+        conv = Convolution(weights.to(DEVICE), None if bias is None else bias.to(DEVICE), on)
+        slots = reads.to(DEVICE), writes.to(DEVICE)
+        got = gpu.convolve_runs(x.to(DEVICE), conv, *slots, num_tokens)
         torch.testing.assert_close(got.cpu(), want)
         assert torch.equal(on.cpu(), want_windows)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -23,7 +23,7 @@ from treegen.common.bounded.patterns import first_matches
 from treegen.common.checks import is_finite
 from treegen.common.formatting import summarize_error
 from treegen.errors import InputError, ModelError, install
-from treegen.model.checkpoint.files import locate, read_object
+from treegen.model.checkpoint.files import FieldChecks, check_fields, locate, read_object
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -80,7 +80,7 @@ def _are_patterns(value: Any) -> bool:
 
 
 _SWITCHES: Final = ("use_rslora", "use_dora", "fan_in_fan_out")
-_FIELD_CHECKS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+_FIELD_CHECKS: Final[FieldChecks] = {
     "lora_alpha": ("a number", _is_number),
     "alpha_pattern": ("an object that maps module patterns to numbers", _are_patterns),
     **dict.fromkeys(_SWITCHES, ("true or false", lambda value: isinstance(value, bool))),
@@ -171,12 +171,9 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
             f"the adapter in {directory} was initialized with init_lora_weights={init!r:.20}, "
             f"which changes the weights of the base model; {_ADVICE}"
         )
-    for name, (what, is_valid) in _FIELD_CHECKS.items():
-        if config.get(name) is not None and not is_valid(config[name]):
-            raise ModelError(
-                f"{directory / CONFIG}: {name} must be {what}, got {config[name]!r:.60}; fix "
-                "the file, or save the adapter again with peft"
-            )
+    given = {name: value for name, value in config.items() if value is not None}
+    advice = "fix the file, or save the adapter again with peft"
+    check_fields(directory / CONFIG, given, _FIELD_CHECKS, advice)
     if weights and not (directory / WEIGHTS).is_file():
         raise ModelError(
             f"{directory} has no {WEIGHTS}; save the adapter again with peft in the safetensors "

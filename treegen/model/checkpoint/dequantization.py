@@ -301,7 +301,6 @@ class _Config(QuantizationConfigMixin):  # type: ignore[misc]
 class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
     """Makes transformers collect the tensors of each matrix and expand them."""
 
-    requires_calibration = False
     is_trainable = False
 
     @property

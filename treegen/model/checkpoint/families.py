@@ -16,55 +16,48 @@ from treegen.errors import ModelError
 from treegen.model.checkpoint.quantization import check_packages, quantization_of
 from treegen.prompts.images.table import Ahead
 
-_OWN_STATE: Final = "its recurrent layers keep their states in the modules, not in a cache"
 NO_ATTENTION: Final = "none of its layers computes attention, but treegen requires attention layers"
 OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
 OTHERS: Final = "see `treegen models` for supported families"
-_DISTANCE_BIASES: Final = "its attention adds biases that depend on the distance between tokens"
-_NO_KEYWORDS: Final = "its layers do not pass keyword arguments to attention"
+
+
+def _split_names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
 
 # Families that cannot be used although their configurations do not show it. `refusal` excludes
 # those that the installed transformers has changed since. Other families are judged by their layer
 # types, by their calls of the attention function, and finally by the load check.
 REFUSED: Final = {
-    "bloom": "its attention adds ALiBi position biases, which are not supported",
-    "mpt": "its attention adds ALiBi position biases, which are not supported",
-    "big_bird": OWN_ATTENTION,
-    "codegen": OWN_ATTENTION,
-    "cpmant": OWN_ATTENTION,
-    "falcon": OWN_ATTENTION,
-    "git": OWN_ATTENTION,
-    "gpt_neo": OWN_ATTENTION,
-    "gpt_neox_japanese": OWN_ATTENTION,
-    "gptj": OWN_ATTENTION,
-    "megatron-bert": OWN_ATTENTION,
-    "openai-gpt": OWN_ATTENTION,
-    "reformer": OWN_ATTENTION,
-    "rembert": OWN_ATTENTION,
-    "roformer": OWN_ATTENTION,
-    "trocr": OWN_ATTENTION,
-    "xglm": OWN_ATTENTION,
-    "xlm": OWN_ATTENTION,
-    "xlnet": OWN_ATTENTION,
-    "blt": _NO_KEYWORDS,
-    "stablelm": _NO_KEYWORDS,
-    "nemotron": _NO_KEYWORDS,
+    **dict.fromkeys(
+        _split_names("bloom mpt"),
+        "its attention adds ALiBi position biases, which are not supported",
+    ),
+    **dict.fromkeys(
+        _split_names(
+            """
+            big_bird codegen cpmant falcon git gpt_neo gpt_neox_japanese gptj megatron-bert
+            openai-gpt reformer rembert roformer trocr xglm xlm xlnet
+            """
+        ),
+        OWN_ATTENTION,
+    ),
+    **dict.fromkeys(
+        _split_names("blt stablelm nemotron"),
+        "its layers do not pass keyword arguments to attention",
+    ),
     "doge": "its attention adds a bias to each key, and its experts mix the tokens of a pass",
     "deepseek_v4": "its layers compress blocks of tokens into keys, and a block may continue in "
     "other nodes",
-    "inkling2": _DISTANCE_BIASES,
-    "inkling2_text": _DISTANCE_BIASES,
-    "inkling2_loop": _DISTANCE_BIASES,
-    "inkling2_loop_text": _DISTANCE_BIASES,
-    "inkling_mm_model": _DISTANCE_BIASES,
-    "inkling_text": _DISTANCE_BIASES,
+    **dict.fromkeys(
+        _split_names(
+            "inkling2 inkling2_text inkling2_loop inkling2_loop_text inkling_mm_model inkling_text"
+        ),
+        "its attention adds biases that depend on the distance between tokens",
+    ),
     "diffllama": "each layer subtracts two attention outputs (differential attention)",
-    "falcon_mamba": NO_ATTENTION,
-    "mamba": NO_ATTENTION,
-    "mamba2": NO_ATTENTION,
-    "recurrent_gemma": _OWN_STATE,
-    "rwkv": NO_ATTENTION,
-    "xlstm": NO_ATTENTION,
+    **dict.fromkeys(_split_names("falcon_mamba mamba mamba2 rwkv xlstm"), NO_ATTENTION),
+    "recurrent_gemma": "its recurrent layers keep their states in the modules, not in a cache",
 }
 _STATISTICS: Final = "its layers compute statistics over all activations"
 NOT_TENSOR_PARALLEL: Final = {
@@ -73,10 +66,6 @@ NOT_TENSOR_PARALLEL: Final = {
     "gemma3n_text": _STATISTICS,
 }
 """Families whose tensor-parallel plan in transformers gives wrong numbers, and why."""
-
-
-def _split_names(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
 
 
 # Families that are tested against transformers, model by model; see docs/models.md.

@@ -8,12 +8,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import huggingface_hub
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from safetensors import safe_open
 
 from treegen import demo
 from treegen.common.files import (
@@ -186,6 +187,39 @@ def read_object(file: Path) -> dict[str, Any]:
     return value
 
 
+FieldChecks = Mapping[str, tuple[str, Callable[[Any], bool]]]
+"""For fields of a file: what the value must be, and a function that checks it."""
+
+
+def check_fields(file: Path, settings: Mapping[str, Any], fields: FieldChecks, advice: str) -> None:
+    """Check the fields that settings have.
+
+    Args:
+        file: The file of the settings, for the message.
+        settings: Its content.
+        fields: The checks.
+        advice: What to do about an invalid field.
+
+    Raises:
+        ModelError: a field has an invalid value.
+    """
+    for name, (what, is_valid) in fields.items():
+        if name in settings and not is_valid(settings[name]):
+            raise ModelError(f"{file}: {name} must be {what}, got {settings[name]!r:.60}; {advice}")
+
+
+FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+"""Types of numbers that are not quantized, as safetensors names them."""
+
+
+def read_headers(file: Path) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield the name, type and shape of each tensor in a safetensors file."""
+    with safe_open(file, "pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
+            part = tensors.get_slice(name)
+            yield name, str(part.get_dtype()), tuple(part.get_shape())
+
+
 def read_raw_config(directory: Path) -> dict[str, Any]:
     """Return the content of config.json, unchanged.
 
@@ -233,7 +267,12 @@ def check_weights(directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files that transformers loads. Call `check_weights` first."""
+    """Return the safetensors files that transformers loads, or the GGUF file.
+
+    Call `check_weights` first.
+    """
+    if is_gguf(directory):
+        return [directory]
     index, single_file = (directory / f"model.safetensors{end}" for end in (".index.json", ""))
     if single_file.is_file():
         return [single_file]

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from treegen.common.formatting import summarize_error
 from treegen.errors import ModelError
-from treegen.model.checkpoint.files import read_object, weight_files
+from treegen.model.checkpoint.files import FLOATS, read_headers, read_object, weight_files
 
 GROUP: Final = 16
 """Inputs that share an e4m3 scale in NVFP4."""
@@ -40,7 +39,6 @@ _UNSUPPORTED_PARTS: Final = (
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LAYOUTS: Final = {"weight_packed": "weight_global_scale", "weight": "weight_scale_2"}
 """The tensor of numbers of each layout, and that of the scale of a whole matrix."""
-_FLOATS: Final = ("F64", "F32", "F16", "BF16")
 
 
 class Fp4Matrix(NamedTuple):
@@ -175,7 +173,7 @@ def _describe_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     if scale_kind != "F8_E4M3" or [*scale_shape] != expected or 2 * shape[1] % GROUP:
         return f"weight_scale must be F8_E4M3 {expected}, got {scale_kind} {[*scale_shape]}"
     kind, shape = kinds[global_scale]
-    if kind not in _FLOATS or [*shape] not in ([], [1]):
+    if kind not in FLOATS or [*shape] not in ([], [1]):
         return f"{global_scale} must be a single floating-point number, got {kind} {[*shape]}"
     return ""
 
@@ -191,7 +189,7 @@ def _describe_fp8_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> st
     fits = len(scale_shape) <= 2 and all(
         num and not size % num for size, num in zip(shape, grid, strict=True)
     )
-    if scale_kind not in _FLOATS or not fits:
+    if scale_kind not in FLOATS or not fits:
         return (
             f"weight_scale is {scale_kind} {[*scale_shape]}, which does not match the "
             f"weight's shape {[*shape]}"
@@ -250,7 +248,7 @@ class StoredMatrices:
         return {key: size for key, size in sizes.items() if size.matrices}
 
 
-def read_headers(directory: Path) -> StoredMatrices:
+def read_matrices(directory: Path) -> StoredMatrices:
     """Return the matrices of a checkpoint, from the headers of its files alone.
 
     Raises:
@@ -259,28 +257,25 @@ def read_headers(directory: Path) -> StoredMatrices:
     modules: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = defaultdict(dict)
     for file in weight_files(directory):
         try:
-            with safe_open(file, "pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
-                    module, _, part = name.rpartition(".")
-                    if part in _UNSUPPORTED_PARTS:
-                        raise ModelError(
-                            f"{directory}: {name} is not supported with NVFP4 weights; use a "
-                            f"checkpoint without {name}"
-                        )
-                    if part in PARTS:
-                        header = tensors.get_slice(name)
-                        modules[module][part] = (header.get_dtype(), tuple(header.get_shape()))
-        except ModelError:
-            raise
+            headers = list(read_headers(file))
         except Exception as error:
             raise ModelError(
                 f"{file} cannot be read: {summarize_error(error)}; download it again"
             ) from None
+        for name, kind, shape in headers:
+            module, _, part = name.rpartition(".")
+            if part in _UNSUPPORTED_PARTS:
+                raise ModelError(
+                    f"{directory}: {name} is not supported with NVFP4 weights; use a checkpoint "
+                    f"without {name}"
+                )
+            if part in PARTS:
+                modules[module][part] = (kind, shape)
     fp4: dict[str, tuple[int, int]] = {}
     fp8: dict[str, tuple[int, int]] = {}
     plain = set()
     for module, kinds in modules.items():
-        if kinds.keys() == {"weight"} and kinds["weight"][0] in _FLOATS:
+        if kinds.keys() == {"weight"} and kinds["weight"][0] in FLOATS:
             if len(kinds["weight"][1]) == 2:
                 plain.add(module)
             continue
@@ -294,8 +289,8 @@ def read_headers(directory: Path) -> StoredMatrices:
             numbers = kinds.get("weight_packed", kinds.get("weight", ("", ())))[1]
             fp4[module] = (numbers[0], 2 * numbers[1])
         else:
-            shape = kinds["weight"][1]
-            fp8[module] = (shape[0], shape[1])
+            rows, width = kinds["weight"][1]
+            fp8[module] = (rows, width)
     return StoredMatrices(fp4, fp8, frozenset(plain))
 
 

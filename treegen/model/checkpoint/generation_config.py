@@ -9,6 +9,7 @@ from treegen.common.params import MIN_TEMPERATURE, SamplingParams
 from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.files import read_object
 
+_FILE: Final = "generation_config.json"
 # Settings that vLLM and transformers also read from the file; SamplingParams has the same names.
 NAMES: Final = (
     "temperature",
@@ -47,6 +48,19 @@ _IGNORED: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
+def read_settings(directory: Path | None) -> dict[str, Any]:
+    """Return the content of generation_config.json; empty without such a file.
+
+    Args:
+        directory: The checkpoint's directory; None for a model without files.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    file = directory / _FILE if directory else None
+    return read_object(file) if file is not None and file.is_file() else {}
+
+
 def difference_from_generate(directory: Path | None) -> str:
     """Describe how samples by `recommended_sampling` differ from those of transformers' `generate`.
 
@@ -59,10 +73,9 @@ def difference_from_generate(directory: Path | None) -> str:
     Raises:
         ModelError: The file cannot be read, or has a value that cannot be used.
     """
-    recommended = dict(recommended_sampling(directory))
-    if directory is None or not recommended:
+    recommended, settings = dict(recommended_sampling(directory)), read_settings(directory)
+    if not recommended:
         return ""
-    settings = read_object(directory / "generation_config.json")
     differences = []
     ignored = [
         name
@@ -98,10 +111,7 @@ def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
     Raises:
         ModelError: the file cannot be read, or has a value that cannot be used.
     """
-    file = directory / "generation_config.json" if directory else None
-    if file is None or not file.is_file():
-        return ()
-    settings = read_object(file)
+    settings = read_settings(directory)
     recommended = {name: settings[name] for name in NAMES if settings.get(name) is not None}
     match settings.get("do_sample"):
         case True:
@@ -122,7 +132,7 @@ def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
         SamplingParams(**recommended)
     except InputError as error:
         raise ModelError(
-            f"{file} recommends invalid sampling parameters: {error}; fix the file"
+            f"{directory}/{_FILE} recommends invalid sampling parameters: {error}; fix the file"
         ) from None
     return tuple(recommended.items())
 

@@ -256,30 +256,15 @@ def check_sizes(
         depths: Numbers of layers by name; values that are not integers are ignored.
         packed: Maximum numbers packed into one stored value.
     """
-    for name, size in widths.items():
-        if isinstance(size, int) and size > stored.max_dimension * packed:
-            raise _make_mismatch_error(
-                file,
-                weights_name,
-                name,
-                size,
-                f"have at most {stored.max_dimension:,} rows or columns",
-            )
-    for name, size in depths.items():
-        if isinstance(size, int) and size > MAX_LAYER_RATIO * max(1, len(stored.numbers)):
-            raise _make_mismatch_error(
-                file,
-                weights_name,
-                name,
-                size,
-                f"have only {len(stored.numbers):,} different numbers in their names",
-            )
-
-
-def _make_mismatch_error(
-    file: Path, weights_name: str, name: str, size: int, sizes: str
-) -> ModelError:
-    return ModelError(
-        f"{file} sets {name} to {size:,}, but {weights_name} {sizes}; the files do not belong "
-        "to the same model; download the model again"
-    )
+    max_width, num_numbers = stored.max_dimension, len(stored.numbers)
+    max_depth = MAX_LAYER_RATIO * max(1, num_numbers)
+    for sizes, limit, found in (
+        (widths, max_width * packed, f"have at most {max_width:,} rows or columns"),
+        (depths, max_depth, f"have only {num_numbers:,} different numbers in their names"),
+    ):
+        for name, size in sizes.items():
+            if isinstance(size, int) and size > limit:
+                raise ModelError(
+                    f"{file} sets {name} to {size:,}, but {weights_name} {found}; the files do "
+                    "not belong to the same model; download the model again"
+                )

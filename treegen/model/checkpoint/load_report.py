@@ -3,7 +3,7 @@
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -93,15 +93,20 @@ def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
         )
 
 
+def format_names(names: Sequence[str]) -> str:
+    """Format the first of some names as text, and the number of the others."""
+    more = f" and {len(names) - _MAX_SHOWN:,} more" if len(names) > _MAX_SHOWN else ""
+    return f"{', '.join(names[:_MAX_SHOWN])}{more}"
+
+
 def warn_unused(directory: Path, names: Iterable[str]) -> None:
     """Warn about weights, by their names, that this configuration has no place for."""
     extra = sorted(map(str, names))
     if not extra:
         return
-    more = f" and {len(extra) - _MAX_SHOWN:,} more" if len(extra) > _MAX_SHOWN else ""
     warnings.warn(
         f"{directory}: {len(extra):,} tensors of the checkpoint are not used, because the model "
-        f"that config.json describes does not have them: {', '.join(extra[:_MAX_SHOWN])}{more}",
+        f"that config.json describes does not have them: {format_names(extra)}",
         ModelWarning,
         stacklevel=1,
     )

@@ -17,6 +17,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ from transformers import PretrainedConfig
 
 from treegen.common.bounded.patterns import first_matches
 from treegen.errors import InputError, ModelError, arg, install
-from treegen.model.checkpoint.fp4 import GROUP, StoredMatrices, read_headers
+from treegen.model.checkpoint.fp4 import GROUP, StoredMatrices, read_matrices
 
 _ALGORITHMS: Final = {"NVFP4": "NVFP4", "W4A16_NVFP4": "NVFP4", "FP8": "FP8"}
 _CLASS: Final = "Linear"
@@ -82,7 +83,7 @@ def check_fp4(directory: Path, config: PretrainedConfig) -> StoredMatrices:
     Raises:
         ModelError: tensors do not fit together, or differ from what config.json says.
     """
-    stored = read_headers(directory)
+    stored = read_matrices(directory)
     check_formats(quantization_settings(config) or {}, stored)
     return stored
 
@@ -346,18 +347,9 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
     Raises:
         ModelError: it does not store 4 bits, or its layout is not supported.
     """
-
-    def refuse(what: str) -> ModelError:
-        return _refusal(method, what)
-
-    names = _LAYOUTS[method]
-    candidates = (settings.get(key) for key in _LAYOUT_KEYS[method])
-    layout = str(
-        next(
-            (candidate for candidate in candidates if candidate),
-            _DEFAULT_LAYOUTS.get(method, "unnamed"),
-        )
-    ).lower()
+    refuse, names = partial(_refusal, method), _LAYOUTS[method]
+    named = [settings[key] for key in _LAYOUT_KEYS[method] if settings.get(key)]
+    layout = str([*named, _DEFAULT_LAYOUTS.get(method, "unnamed")][0]).lower()
     if layout not in names:
         raise refuse(f"the layout {layout} (expected {' or '.join(names)})")
     bits = settings.get("bits", settings.get("w_bit"))

@@ -134,7 +134,9 @@ def iter_small_copies(
             del small.quantization_config
         text = small.get_text_config(decoder=True)
         try:
-            _lower(text, boundaries)
+            for path, value in boundaries.items():
+                low = min(value, 2) if _BLOCK_COUNT.search(path) else value
+                _set_number(text, path.split("."), low)
             _keep_first_layers(text)
             _shrink_towers(small, text, tower_factor)
             _divide_widths(text, factor, heads)
@@ -144,11 +146,6 @@ def iter_small_copies(
         except Exception:  # a strict configuration refuses the value
             continue
         yield small
-
-
-def _lower(text: PretrainedConfig, boundaries: Mapping[str, int]) -> None:
-    for path, value in boundaries.items():
-        _set_number(text, path.split("."), min(value, 2) if _BLOCK_COUNT.search(path) else value)
 
 
 def _set_number(holder: Any, steps: Sequence[str], value: int) -> None:

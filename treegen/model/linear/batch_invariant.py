@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -104,6 +105,7 @@ class BatchInvariantLayers:
         self._four_bits: list[Any] = []
         part: Any
         for part in [*module.modules()]:
+            kind: Any = type(part)
             if isinstance(part, Fp4Linear | FourBitExperts):
                 self._four_bits.append(part)
                 part.expands = False
@@ -111,12 +113,12 @@ class BatchInvariantLayers:
                 continue
             if isinstance(part, nn.Linear):
                 if needs_invariant_kernel(part.weight, part.out_features):
-                    self._replace_class(part, _make_linear_class(type(part)))
-            elif type(part) is Conv1D:
+                    self._replace_class(part, _make_linear_class(kind))
+            elif kind is Conv1D:
                 if needs_invariant_kernel(part.weight, part.nf):
                     self._replace_class(part, BatchInvariantConv1D)
-            elif _multiplies(type(part)):
-                self._replace_class(part, _make_invariant_class(type(part)))
+            elif _multiplies(kind):
+                self._replace_class(part, _make_invariant_class(kind))
 
     def _replace_class(self, part: Any, kind: type) -> None:
         self._replaced.append((part, type(part)))
@@ -131,16 +133,15 @@ class BatchInvariantLayers:
         self._replaced.clear()
 
 
-def _make_linear_class(kind: type) -> Any:
-    """Return a linear layer's class that multiplies by `batch_invariant_linear`; made once."""
+@cache
+def _make_linear_class(kind: Any) -> Any:
+    """Return a linear layer's class that multiplies by `batch_invariant_linear`."""
     if kind is nn.Linear:
         return BatchInvariantLinear
-    if kind not in _kinds:
-        # A call of the forward of `nn.Linear` in the class then reaches BatchInvariantLinear's.
-        # Classes that multiply by `product` get the operator directly.
-        members = {"__module__": __name__, "product": staticmethod(batch_invariant_linear)}
-        _kinds[kind] = type(kind.__name__, (kind, BatchInvariantLinear), members)
-    return _kinds[kind]
+    # A call of the forward of `nn.Linear` in the class then reaches BatchInvariantLinear's.
+    # Classes that multiply by `product` get the operator directly.
+    members = {"__module__": __name__, "product": staticmethod(batch_invariant_linear)}
+    return type(kind.__name__, (kind, BatchInvariantLinear), members)
 
 
 def _multiplies(kind: Any) -> bool:
@@ -168,24 +169,22 @@ def _make_functional() -> types.ModuleType:
 
 
 _FUNCTIONAL: Final = _make_functional()
-_kinds: dict[type, Any] = {}
 
 
+@cache
 def _make_invariant_class(kind: Any) -> Any:
-    """Return a module's class with `linear` of this module; always the same one."""
-    if kind not in _kinds:
-        stock: Any = inspect.unwrap(kind.forward)
-        functionals = {k: v for k, v in stock.__globals__.items() if v is functional}
-        namespace = {**stock.__globals__, **dict.fromkeys(functionals, _FUNCTIONAL)}
-        if "functional" in stock.__code__.co_names:  # nn.functional.linear
-            layers = types.ModuleType("treegen_nn")
-            layers.__dict__.update({**nn.__dict__, "functional": _FUNCTIONAL})
-            namespace |= {k: layers for k, v in stock.__globals__.items() if v is nn}
-        # With __name__ the compiler would look these names up in the stock class's module.
-        namespace.pop("__name__", None)
-        forward = types.FunctionType(
-            stock.__code__, namespace, stock.__name__, stock.__defaults__, stock.__closure__
-        )
-        forward.__kwdefaults__ = stock.__kwdefaults__
-        _kinds[kind] = type(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
-    return _kinds[kind]
+    """Return a module's class with `linear` of this module."""
+    stock: Any = inspect.unwrap(kind.forward)
+    functionals = {k: v for k, v in stock.__globals__.items() if v is functional}
+    namespace = {**stock.__globals__, **dict.fromkeys(functionals, _FUNCTIONAL)}
+    if "functional" in stock.__code__.co_names:  # nn.functional.linear
+        layers = types.ModuleType("treegen_nn")
+        layers.__dict__.update({**nn.__dict__, "functional": _FUNCTIONAL})
+        namespace |= {k: layers for k, v in stock.__globals__.items() if v is nn}
+    # With __name__ the compiler would look these names up in the stock class's module.
+    namespace.pop("__name__", None)
+    forward = types.FunctionType(
+        stock.__code__, namespace, stock.__name__, stock.__defaults__, stock.__closure__
+    )
+    forward.__kwdefaults__ = stock.__kwdefaults__
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})

@@ -48,6 +48,17 @@ class FourBitExperts(GroupedExperts):
     expands: bool = True
     """Whether many rows may be multiplied by expanded matrices, in another order of sums."""
 
+    def _matrices(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the packed weights, scales and factors of a tensor, as `grouped_fp4_product`."""
+        raise NotImplementedError
+
+    def _product(self, name: str, rows: Tensor, routes: Routes, dtype: torch.dtype) -> Tensor:
+        stock: Any = self
+        bias = getattr(self, f"{name}_bias") if stock.has_bias else None
+        matrices = *self._matrices(name), bias
+        out: Tensor = grouped_fp4_product(split_rows(rows), *matrices, *routes, self.expands)
+        return out
+
 
 class Fp4Experts(FourBitExperts):
     """Experts whose tensors are in NVFP4. Each tensor NAME is stored as three parameters.
@@ -59,15 +70,8 @@ class Fp4Experts(FourBitExperts):
     NAME_factor: float32 [E, N].
     """
 
-    def _product(self, name: str, rows: Tensor, routes: Routes, dtype: torch.dtype) -> Tensor:
-        stock: Any = self
-        weight, scale = getattr(self, name), getattr(self, f"{name}_scale")
-        bias = getattr(self, f"{name}_bias") if stock.has_bias else None
-        factor_EN = getattr(self, f"{name}_factor")
-        out: Tensor = grouped_fp4_product(
-            split_rows(rows), weight, scale, factor_EN, bias, *routes, self.expands
-        )
-        return out
+    def _matrices(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        return getattr(self, name), getattr(self, f"{name}_scale"), getattr(self, f"{name}_factor")
 
 
 def split_rows(rows: Tensor) -> Tensor:

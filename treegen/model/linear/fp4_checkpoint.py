@@ -22,14 +22,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from treegen.errors import InputError, arg
 from treegen.model.checkpoint.fp4 import GROUP, Fp4Matrix, StoredMatrices, dequantize_fp4
 from treegen.model.checkpoint.quantization import QuantizationInfo
-from treegen.model.linear.experts import FusedExperts, Routes, convert_experts, fused_experts
-from treegen.model.linear.fp4 import (
-    FourBitExperts,
-    Fp4Experts,
-    Fp4Linear,
-    grouped_fp4_product,
-    split_rows,
-)
+from treegen.model.linear.experts import FusedExperts, convert_experts, fused_experts
+from treegen.model.linear.fp4 import FourBitExperts, Fp4Experts, Fp4Linear
 from treegen.model.linear.fp8 import MULTIPLE, iter_fp8_linears
 from treegen.ops.attention.types import FP8
 
@@ -47,14 +41,8 @@ class Mxfp4Experts(FourBitExperts):
     NAME_scales: uint8 [E, N, K / 32], exponents of powers of two with a bias of 127.
     """
 
-    def _product(self, name: str, rows: Tensor, routes: Routes, dtype: torch.dtype) -> Tensor:
-        stock: Any = self
-        blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
-        bias = getattr(self, f"{name}_bias") if stock.has_bias else None
-        out: Tensor = grouped_fp4_product(
-            split_rows(rows), blocks.flatten(2), scales, None, bias, *routes, self.expands
-        )
-        return out
+    def _matrices(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        return getattr(self, f"{name}_blocks").flatten(2), getattr(self, f"{name}_scales"), None
 
 
 def keep_on_load(config: PretrainedConfig) -> None:
@@ -95,7 +83,6 @@ class _Mxfp4Config(QuantizationConfigMixin):  # type: ignore[misc]
 class _Mxfp4Quantizer(HfQuantizer):  # type: ignore[misc]
     """Makes transformers create and fill modules whose experts are in 4 bits."""
 
-    requires_calibration = False
     is_trainable = False
 
     def _process_model_before_weight_loading(

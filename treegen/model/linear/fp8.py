@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 
 from treegen.errors import InputError
 from treegen.model.latent import is_latent_layer
-from treegen.ops.attention.types import FP8
+from treegen.ops.attention.types import E4M3_MAX, FP8
 
-E4M3_MAX: Final = 448.0  # the largest number in e4m3
 MIN_AMAX: Final = 1e-12  # a row of zeros must not be divided by zero
 MULTIPLE: Final = 16  # the GPU's product needs multiples of this many inputs and outputs
 _CAPABILITY: Final = (8, 9)
@@ -116,16 +115,13 @@ def iter_fp8_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             yield name, part
 
 
-def quantize_linears(module: nn.Module, device: torch.device) -> int:
-    """Turn the linear layers that may run in FP8 into FP8 on a device; return their number.
+def quantize_linears(module: nn.Module, device: torch.device) -> None:
+    """Turn the linear layers that may run in FP8 into FP8 on a device.
 
     Matrices on another device are moved in pieces, so the device only needs memory for FP8.
     """
-    count = 0
     for _, part in iter_fp8_linears(module):
         replace_weight(part, *quantize_in_chunks(part.weight.data, device))
-        count += 1
-    return count
 
 
 def quantize_in_chunks(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:

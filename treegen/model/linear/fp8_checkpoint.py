@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from treegen.model.checkpoint.files import weight_files
+from treegen.model.checkpoint.files import read_headers, weight_files
 from treegen.model.linear.experts import FusedExperts
 from treegen.model.linear.fp8 import iter_fp8_linears, replace_weight
 from treegen.model.linear.fp8_experts import install_experts, rounding_experts
@@ -153,13 +153,12 @@ def requantize_per_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, fl
 
 def fp8_tensors(directory: Path) -> dict[str, Path]:
     """Return the names of a checkpoint's e4m3 matrices and the file of each."""
-    matrices = {}
-    for file in weight_files(directory):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
-                if name.endswith(".weight") and tensors.get_slice(name).get_dtype() == "F8_E4M3":
-                    matrices[name] = file
-    return matrices
+    return {
+        name: file
+        for file in weight_files(directory)
+        for name, kind, _ in read_headers(file)
+        if name.endswith(".weight") and kind == "F8_E4M3"
+    }
 
 
 class _Stored:

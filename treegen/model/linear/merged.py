@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from treegen.model.latent import make_subclass
 from treegen.model.linear.batch_invariant import (
     BatchInvariantLinear,
     batch_invariant_linear,
@@ -28,14 +29,13 @@ from treegen.model.linear.batch_invariant import (
 )
 from treegen.model.linear.fp4 import Fp4Linear, fp4_linear
 from treegen.model.linear.fp8 import (
-    E4M3_MAX,
     MIN_AMAX,
     Fp8Linear,
     fp8_linear,
     quantize_rows,
     scaled_product,
 )
-from treegen.ops.attention.types import FP8
+from treegen.ops.attention.types import E4M3_MAX, FP8
 
 
 class GatedLinears:
@@ -168,7 +168,8 @@ class MergedLinears:
             if merged is None:
                 break
             for index, part in enumerate(siblings):
-                part.__class__ = _PARTS[type(part)]
+                kind: Any = type(part)
+                part.__class__ = make_subclass(MergedLinearPart, kind)
                 merged_part = cast(MergedLinearPart, part)
                 merged_part.merged, merged_part.index = merged, index
                 self._parts.append(part)
@@ -177,7 +178,7 @@ class MergedLinears:
         """Make each layer compute by itself again."""
         for part in self._parts:
             del part.merged, part.index
-            part.__class__ = _UNMERGED[type(part)]
+            part.__class__ = type(part).__bases__[1]
         self._parts.clear()
 
 
@@ -254,7 +255,7 @@ def _build_merged(parts: Sequence[nn.Linear]) -> MergedLinear | None:
 
 
 class MergedLinearPart(nn.Linear):
-    """A linear layer that is computed together with others."""
+    """A linear layer that is computed together with others, mixed into each class of them."""
 
     merged: MergedLinear
     index: int
@@ -265,25 +266,7 @@ class MergedLinearPart(nn.Linear):
         return super().forward(input) if output is None else output
 
 
-class _Fp8Part(MergedLinearPart, Fp8Linear):
-    """A merged linear layer in FP8."""
-
-
-class _Fp4Part(MergedLinearPart, Fp4Linear):
-    """A merged linear layer in NVFP4."""
-
-
-class _FixedPart(MergedLinearPart, BatchInvariantLinear):
-    """A merged linear layer whose sums have one order."""
-
-
-_PARTS: Final[dict[type, type]] = {
-    nn.Linear: MergedLinearPart,
-    Fp8Linear: _Fp8Part,
-    Fp4Linear: _Fp4Part,
-    BatchInvariantLinear: _FixedPart,
-}
-_UNMERGED: Final = {merged_type: unmerged for unmerged, merged_type in _PARTS.items()}
+_MERGEABLE: Final = (nn.Linear, Fp8Linear, Fp4Linear, BatchInvariantLinear)
 
 
 @torch.no_grad()
@@ -307,7 +290,7 @@ def _find_mergeable(module: nn.Module, run: Callable[[], object]) -> list[list[n
     uses = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
     with ExitStack() as hooks:
         for part in module.modules():
-            if type(part) in _PARTS and all(uses[weight] == 1 for weight in part.parameters()):
+            if type(part) in _MERGEABLE and all(uses[weight] == 1 for weight in part.parameters()):
                 hooks.enter_context(part.register_forward_pre_hook(note))
         run()
     times = Counter(part for part, _ in calls)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -47,24 +47,19 @@ class RankLeader(Protocol):
     @property
     def failed(self) -> str:
         """The reason why the ranks have ended; empty while they work."""
-        ...
 
     @property
     def folder(self) -> Path:
         """A folder that all ranks share."""
-        ...
 
     def call_followers(self, name: str, *arguments: Any) -> None:
         """Make the followers execute the same call as this process."""
-        ...
 
     def check(self) -> None:
         """Raise WorkerError if a rank has failed."""
-        ...
 
     def fail(self, reason: str) -> None:
         """End the other ranks because this process failed in a shared computation."""
-        ...
 
 
 class AgreedError(CapacityError):
@@ -205,7 +200,9 @@ def join(
     def begin() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # which each thread has its own of
-        with _survive_nccl_errors() if leader is not None else nullcontext():
+        # By default, NCCL's watchdog ends the process when a rank is gone. Rank 0 goes on, and
+        # raises WorkerError, so its watchdog is off, unless the user has set the variable.
+        with nullcontext() if leader is None else use_environment_default(_WATCHDOG, "0"):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                 store=dist.FileStore(str(folder / "store"), size),  # type: ignore[attr-defined]
@@ -223,15 +220,6 @@ def join(
         _run_while_working(begin, leader)
     ranks.check()  # `leave` did not see this group if a rank died before
     return ranks
-
-
-def _survive_nccl_errors() -> AbstractContextManager[None]:
-    """Make process groups whose NCCL watchdog does not end this process when a rank is gone.
-
-    torch's default is to abort the process. Rank 0 raises WorkerError and goes on, so it switches
-    the watchdog's handling off, unless the user has set the variable.
-    """
-    return use_environment_default(_WATCHDOG, "0")
 
 
 def _run_while_working(begin: Callable[[], None], leader: RankLeader) -> None:

@@ -186,7 +186,8 @@ class _Sharding:
             )  # already cut to this rank's experts
             return
         if style == "moe_identity_expert":
-            part.register_forward_hook(divided_identity(self.size))
+            # Every rank computes this expert, and the ranks sum their outputs.
+            part.register_forward_hook(lambda _part, _inputs, output: output / self.size)
             return
         cut: Callable[[str, nn.Linear], None] | None = getattr(self, f"_cut_{style}", None)
         if cut is None or type(part) is not nn.Linear:
@@ -415,11 +416,3 @@ def sum_output(part: nn.Module, inputs: object, output: Any) -> Any:
     if isinstance(output, tuple):
         return (sum_over_ranks(output[0].contiguous()), *output[1:])
     return sum_over_ranks(output.contiguous())
-
-
-def divided_identity(size: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
-    """Return a forward hook that divides an expert's output by `size`, the number of ranks.
-
-    It is for experts that every rank computes.
-    """
-    return lambda part, inputs, output: output / size

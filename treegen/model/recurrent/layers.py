@@ -43,7 +43,6 @@ class _Pass(Protocol):
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         """Return the output of a layer."""
-        ...
 
 
 _pass: ContextVar[_Pass | None] = ContextVar("treegen_recurrent_pass", default=None)

@@ -20,7 +20,7 @@ from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.model.recurrent import gated_delta, mamba2
 from treegen.model.recurrent.state_batch import convolve_run, has_state_shapes, states_of_pass
 from treegen.ops.cache.pool import resolve_proxy
-from treegen.ops.recurrence import convolve, convolve_runs
+from treegen.ops.recurrence import Convolution, convolve, convolve_runs
 
 # T tokens of a pass, D width of the model, C channels, W width of windows
 
@@ -68,24 +68,20 @@ def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: T
         bias_D: Bias of the convolution [D]; None for none.
         windows: Windows in state slots [slots, D, W].
     """
-    batch, weights = states_of_pass(), conv_D1W[:, 0]
+    batch, conv = states_of_pass(), Convolution(conv_D1W[:, 0], bias_D, windows)
     out_TD = torch.empty_like(x_TD)
     if batch.in_order:
-        tensors = weights, bias_D, windows
         return batch.in_sequences(
-            out_TD, lambda sequences: convolve_runs(x_TD[sequences.rows], *tensors, *sequences[1:])
+            out_TD, lambda run: convolve_runs(x_TD[run.rows], conv, *run.sequences)
         )
     if batch.rows is not None:
-        slots_2T = batch.rows.inputs_RT
-        return convolve(x_TD, weights, bias_D, windows, *slots_2T).to(x_TD.dtype).contiguous()
+        return convolve(x_TD, conv, *batch.rows.inputs_RT).to(x_TD.dtype).contiguous()
     for run in batch.runs:
         run_inputs = x_TD[run.rows]
         if (slots := run.one_token) is not None:
-            out_TD[run.rows] = convolve(run_inputs, weights, bias_D, windows, *slots.inputs_RT)
+            out_TD[run.rows] = convolve(run_inputs, conv, *slots.inputs_RT)
         else:
-            out_TD[run.rows] = convolve_run(run_inputs, conv_D1W, bias_D, windows, run).flatten(
-                0, 1
-            )
+            out_TD[run.rows] = convolve_run(run_inputs, conv, run).flatten(0, 1)
     return out_TD
 
 

@@ -25,7 +25,15 @@ from treegen.common.device import to_device, to_device_together
 from treegen.common.lifetimes import use_context_value
 from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.ops.cache.state_cache import NO_STATE, StateCache
-from treegen.ops.recurrence import DeltaInputs, DeltaStates, RowSlots, fold_update_lists, scan, step
+from treegen.ops.recurrence import (
+    Convolution,
+    DeltaInputs,
+    DeltaStates,
+    RowSlots,
+    fold_update_lists,
+    scan,
+    step,
+)
 
 # T tokens of a pass, C channels, W width of windows, N sequences that run together, L tokens of
 # each, H heads, V value dimension
@@ -46,19 +54,6 @@ class Piece(NamedTuple):
     """The slot of the state before it; NO_STATE at the start of a text."""
     write_slot: int
     """The slot of the state after it."""
-
-
-class Sequences(NamedTuple):
-    """N sequences of equal length, which `treegen.ops.recurrence.scan` computes."""
-
-    rows: slice | Tensor
-    """The rows of their tokens in the pass."""
-    read_slots_N: Tensor
-    """Slots of their states before; -1 at the start of texts."""
-    write_slots_N: Tensor
-    """Slots of their states after."""
-    num_tokens: int
-    """Tokens of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +79,12 @@ class StateRun:
         return RowSlots(torch.stack([self.read_slots_N, self.write_slots_N]))
 
     @property
-    def sequences(self) -> Sequences:
-        """The run as sequences that are computed a token at a time."""
-        read_slots_N = (
-            torch.full_like(self.write_slots_N, -1)
-            if self.read_slots_N is None
-            else self.read_slots_N
-        )
-        return Sequences(self.rows, read_slots_N, self.write_slots_N, self.length)
+    def sequences(self) -> tuple[Tensor, Tensor, int]:
+        """The slots before, -1 at the start of texts, the slots after, and the tokens of each."""
+        read_slots_N = self.read_slots_N
+        if read_slots_N is None:
+            read_slots_N = torch.full_like(self.write_slots_N, -1)
+        return read_slots_N, self.write_slots_N, self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +112,21 @@ class StateBatch:
             rows = RowSlots(torch.stack(ends))
         return replace(self, rows=rows, in_order=True)
 
-    def in_sequences(self, out: Tensor, compute: Callable[[Sequences], Tensor]) -> Tensor:
+    def in_sequences(self, out: Tensor, compute: Callable[[StateRun], Tensor]) -> Tensor:
         """Fill out [T, ...] with results for the sequences of a pass, and with zeros elsewhere.
 
         Args:
             out: The outputs; overwritten, unless all rows are computed at once.
-            compute: Returns the outputs of sequences.
+            compute: Returns the outputs of a run.
 
         Returns:
             The outputs [T, ...].
         """
         if self.rows is not None:
-            read_slots_T, write_slots_T = self.rows.inputs_RT
-            return compute(Sequences(slice(None), read_slots_T, write_slots_T, 1))
+            return compute(StateRun(self.rows.num_rows, 1, slice(None), *self.rows.inputs_RT))
         out.zero_()  # for spare rows
         for run in self.runs:
-            out[run.rows] = compute(run.sequences)
+            out[run.rows] = compute(run)
         return out
 
 
@@ -303,7 +295,7 @@ def delta_pass(inputs: DeltaInputs, cache: DeltaStates, rule: Rule) -> Tensor:
     out_THV = inputs.mixed_TC.new_empty(len(inputs.mixed_TC), cache.spec.v_heads, cache.spec.v_dim)
     if batch.in_order:
         return batch.in_sequences(
-            out_THV, lambda sequences: scan(inputs.rows(sequences.rows), cache, *sequences[1:])
+            out_THV, lambda run: scan(inputs.rows(run.rows), cache, *run.sequences)
         )
     if batch.rows is not None:
         return step(inputs, cache, batch.rows).contiguous()
@@ -312,8 +304,7 @@ def delta_pass(inputs: DeltaInputs, cache: DeltaStates, rule: Rule) -> Tensor:
         if (slots := run.one_token) is not None:
             out_THV[run.rows] = step(rows, cache, slots)
             continue
-        weights_C1W = inputs.conv_CW[:, None]
-        out = convolve_run(rows.mixed_TC, weights_C1W, inputs.conv_bias_C, cache.windows, run)
+        out = convolve_run(rows.mixed_TC, inputs.convolution(cache), run)
         state = None if run.read_slots_N is None else cache.states[run.read_slots_N]
         out_NLHV, last = rule(rows, cache.spec, silu(out), state, run)
         cache.states[run.write_slots_N] = last.to(cache.states.dtype)
@@ -321,26 +312,23 @@ def delta_pass(inputs: DeltaInputs, cache: DeltaStates, rule: Rule) -> Tensor:
     return out_THV
 
 
-def convolve_run(
-    x_TC: Tensor, conv_C1W: Tensor, bias_C: Tensor | None, windows: Tensor, run: StateRun
-) -> Tensor:
+def convolve_run(x_TC: Tensor, conv: Convolution, run: StateRun) -> Tensor:
     """Return the convolution's outputs for a run's tokens, [N, L, C], and update the windows.
 
     Args:
         x_TC: The inputs of these N * L tokens.
-        conv_C1W: Weights of the convolution [C, 1, columns], at most as many columns as a window
-            has.
-        bias_C: Bias of the convolution [C]; None for none.
-        windows: Windows in state slots [slots, C, W].
+        conv: The convolution.
         run: The run.
     """
+    weights_CW, bias_C, windows = conv
     x_NCL = x_TC.view(run.num, run.length, -1).transpose(1, 2)
-    width, kernel_size = windows.shape[-1], conv_C1W.shape[-1]
+    width, kernel_size = windows.shape[-1], weights_CW.shape[-1]
     if run.read_slots_N is None:
         before = x_NCL.new_zeros(run.num, x_NCL.shape[1], width)
     else:
         before = windows[run.read_slots_N]
     extended = torch.cat([before, x_NCL], -1)
     windows[run.write_slots_N] = extended[..., -width:]
-    extended = extended[..., width - kernel_size + 1 :].to(conv_C1W.dtype)
-    return conv1d(extended, conv_C1W, bias_C, groups=len(conv_C1W)).transpose(1, 2)
+    extended = extended[..., width - kernel_size + 1 :].to(weights_CW.dtype)
+    out_NCL = conv1d(extended, weights_CW[:, None], bias_C, groups=len(weights_CW))
+    return out_NCL.transpose(1, 2)

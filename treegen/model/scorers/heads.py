@@ -132,11 +132,18 @@ def _linear(
 ) -> nn.Linear:
     if f"{name}.weight" not in weights:
         raise ModelError(f"{directory} has no weights for {name}.weight; download the model again")
-    weight, bias = weights[f"{name}.weight"].to(dtype), weights.get(f"{name}.bias")
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=dtype)
+    bias = weights.get(f"{name}.bias")
+    bias = None if bias is None else bias.to(dtype)
+    return _make_linear(weights[f"{name}.weight"].to(dtype), bias)
+
+
+def _make_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer with these parameters, in their type."""
+    inputs, outputs, has_bias = weight.shape[1], len(weight), bias is not None
+    layer = nn.Linear(inputs, outputs, bias=has_bias, dtype=weight.dtype, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
-        layer.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
+        layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer
 
 
@@ -183,13 +190,7 @@ def slice_head(head: nn.Module, tokens: list[int]) -> nn.Linear:
             f"the model's head, {type(head).__name__}, has no weight matrix, so the logits of "
             "single tokens cannot be read; use a checkpoint with a linear head"
         )
-    part = nn.Linear(
-        weight.shape[1], len(tokens), bias=bias is not None, dtype=weight.dtype, device="meta"
-    )
-    part.weight = nn.Parameter(weight[tokens].clone(), requires_grad=False)
-    if bias is not None:
-        part.bias = nn.Parameter(bias[tokens].clone(), requires_grad=False)
-    return part
+    return _make_linear(weight[tokens], None if bias is None else bias[tokens])
 
 
 def as_tree_model(module: PreTrainedModel, head: nn.Module, column: int, name: str) -> Model:

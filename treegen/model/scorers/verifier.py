@@ -40,7 +40,6 @@ class Reader(Protocol):
 
         The ends of each text ascend.
         """
-        ...
 
 
 @checked_class

@@ -36,31 +36,42 @@ def strip_wrappers(module: Any) -> Any:
     return module
 
 
+def strip_adapters(module: Any) -> Any:
+    """Return the module inside of DDP, `torch.compile` and PEFT; adapters stay in its layers.
+
+    Raises:
+        InputError: an adapter learns prompts.
+    """
+    module = strip_wrappers(module)
+    if not hasattr(module, "get_base_model"):
+        return module
+    if any(config.is_prompt_learning for config in module.peft_config.values()):
+        raise InputError(
+            "prompt learning adapters are not supported; use LoRA or a similar adapter"
+        )
+    return module.get_base_model()
+
+
 def unwrap(module: Any) -> PreTrainedModel:
     """Return the transformers module inside of DDP, `torch.compile` and PEFT adapters.
 
     Raises:
-        InputError: there is none, or an adapter learns prompts.
+        InputError: there is none, or an adapter is not supported.
     """
-    module = strip_wrappers(module)
-    if hasattr(module, "get_base_model"):
-        if any(config.is_prompt_learning for config in module.peft_config.values()):
-            raise InputError(
-                "prompt learning adapters are not supported; use LoRA or a similar adapter"
-            )
-        if module.training and any(c.peft_type == "PVERA" for c in module.peft_config.values()):
-            raise InputError(
-                "PVeRA adapters are not supported in training, because PVeRA draws random "
-                "numbers for each token and samples share tokens; use another adapter"
-            )
-        module = module.get_base_model()
-    if not isinstance(module, PreTrainedModel):
+    base, adapted = strip_adapters(module), strip_wrappers(module)
+    adapters = () if base is adapted else adapted.peft_config.values()
+    if any(config.peft_type == "PVERA" for config in adapters) and adapted.training:
+        raise InputError(
+            "PVeRA adapters are not supported in training, because PVeRA draws random numbers for "
+            "each token and samples share tokens; use another adapter"
+        )
+    if not isinstance(base, PreTrainedModel):
         raise InputError(
             "the tree loss requires a transformers model, with or without DDP or a PEFT "
-            f"adapter, got {type(module).__name__}; weights sharded by FSDP1 or DeepSpeed are "
+            f"adapter, got {type(base).__name__}; weights sharded by FSDP1 or DeepSpeed are "
             "not supported"
         )
-    return module
+    return base
 
 
 def check_trainable(module: PreTrainedModel) -> ModelSpec:
@@ -98,27 +109,21 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
         )
     refuse_family(config)
     if types := recurrent_types(config):
-        raise ModelError(
-            f"{name} models cannot be trained on trees: they have recurrent layers "
-            f"({', '.join(types)}); {_REPEAT}"
-        )
+        raise _refusal(name, f"they have recurrent layers ({', '.join(types)})")
     if dense_length(config.get_text_config(decoder=True)) is not None:
-        raise ModelError(
-            f"{name} models cannot be trained on trees: their layers select keys; {_REPEAT}"
-        )
+        raise _refusal(name, "their layers select keys")
     if any(map(is_scaling_layer, module.modules())):
-        raise ModelError(
-            f"{name} models cannot be trained on trees: their layers scale queries by the "
-            f"position in a pass; {_REPEAT}"
-        )
+        raise _refusal(name, "their layers scale queries by the position in a pass")
     # The check compares logits with stock attention. Tested families do not need it.
     with patch_module(module):
         spec = from_module(module, check=not is_tested(name)).spec
     if spec.states:
-        raise ModelError(
-            f"{name} models cannot be trained on trees: they have recurrent layers; {_REPEAT}"
-        )
+        raise _refusal(name, "they have recurrent layers")
     return spec
+
+
+def _refusal(name: str, reason: str) -> ModelError:
+    return ModelError(f"{name} models cannot be trained on trees: {reason}; {_REPEAT}")
 
 
 def _check_dropout(module: nn.Module) -> None:

@@ -21,7 +21,7 @@ from transformers import PretrainedConfig
 from treegen.common.formatting import summarize_error
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.files import check_weights, fingerprint, locate
-from treegen.model.checkpoint.load_report import quiet_loading
+from treegen.model.checkpoint.load_report import format_names, quiet_loading
 from treegen.model.checkpoint.quantization import quantization_of
 from treegen.model.checkpoint.text_part import drop_parts
 from treegen.model.config import read_config
@@ -30,14 +30,13 @@ from treegen.model.linear.fp8 import Fp8Linear, quantize_in_chunks
 from treegen.model.linear.fp8_experts import Fp8Experts
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks
-from treegen.model.training.trainable import strip_wrappers
+from treegen.model.training.trainable import strip_adapters
 from treegen.model.weights import LoadPlan, load_weights
 
 NewWeights = (
     str | os.PathLike[str] | nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 )
 """A checkpoint's directory, a module, or tensors with their names."""
-_MAX_SHOWN: Final = 3
 _BASE: Final = ".base_layer"
 _SAVED: Final = ".original_module"
 """Parts of the names of weights that PEFT has wrapped, and of those that it replaces."""
@@ -151,7 +150,7 @@ def _match_weights(
     """
     digest = ""
     if isinstance(weights, nn.Module):
-        part = _unwrap(weights)
+        part = strip_adapters(weights)
         if isinstance(config := getattr(part, "config", None), PretrainedConfig):
             check_settings(model, config, "the module's config")
         tensors = _tensors_of(part, targets)
@@ -262,19 +261,14 @@ def _check_names(
 ) -> None:
     if unknown := [name for name in tensors if name not in targets]:
         raise InputError(
-            f"the model has no weights with these names: {_format_names(unknown)}; remove these "
+            f"the model has no weights with these names: {format_names(unknown)}; remove these "
             "tensors"
         )
     covered = {id(targets[name]) for name in tensors}
     if missing := [name for name, weight in required.items() if id(weight) not in covered]:
         raise InputError(
-            f"the new weights have no {_format_names(missing)}; pass all weights of the model"
+            f"the new weights have no {format_names(missing)}; pass all weights of the model"
         )
-
-
-def _format_names(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_SHOWN:,} more" if len(names) > _MAX_SHOWN else ""
-    return f"{', '.join(names[:_MAX_SHOWN])}{more}"
 
 
 def _check_tensor(name: str, tensor: Any, target: Tensor) -> None:
@@ -322,16 +316,6 @@ def _is_finite(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() or torch.equal(one, other.to(one.device, one.dtype))
-
-
-def _unwrap(module: nn.Module) -> Any:
-    """Return a module without its wrappers; adapters stay in its layers."""
-    part = strip_wrappers(module)
-    if hasattr(part, "get_base_model"):
-        if any(config.is_prompt_learning for config in part.peft_config.values()):
-            raise InputError("prompt learning adapters have no weights to merge; use LoRA")
-        part = part.get_base_model()
-    return part
 
 
 def _tensors_of(part: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -438,7 +422,7 @@ def _convert_checkpoint_tensors(model: Model, tensors: Mapping[str, Tensor]) -> 
         names = sorted(map(str, info[f"{kind}_keys"]))
         if names := [name for name in names if not name.startswith(_unloaded_prefixes(model))]:
             raise InputError(
-                f"the new weights do not fit the model: {kind} {_format_names(names)}; pass the "
+                f"the new weights do not fit the model: {kind} {format_names(names)}; pass the "
                 "weights of the module or of a checkpoint of the same model"
             )
     return cast(dict[str, Tensor], loaded.state_dict())

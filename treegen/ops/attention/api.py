@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, Protocol, TypedDict, Unpack, overload
+from typing import Final, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -132,41 +132,28 @@ class AttendOptions(TypedDict, total=False):
     impl: str
 
 
-class _Attend(Protocol):
-    """The signatures of `attend`, by whether it returns the LSE."""
-
-    @overload
-    def __call__(
-        self,
-        q_THD: Tensor,
-        keys: Pools,
-        values: Pools,
-        levels: Sequence[Level] | PreparedLevels,
-        positions_T: Tensor | None = None,
-        *,
-        return_lse: Literal[False] = False,
-        **options: Unpack[AttendOptions],
-    ) -> Tensor: ...
-    @overload
-    def __call__(
-        self,
-        q_THD: Tensor,
-        keys: Pools,
-        values: Pools,
-        levels: Sequence[Level] | PreparedLevels,
-        positions_T: Tensor | None = None,
-        *,
-        return_lse: Literal[True],
-        **options: Unpack[AttendOptions],
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-def _typed_by_return_lse(function: Any) -> _Attend:
-    typed: _Attend = function
-    return typed
-
-
-@_typed_by_return_lse
+@overload
+def attend(
+    q_THD: Tensor,
+    keys: Pools,
+    values: Pools,
+    levels: Sequence[Level] | PreparedLevels,
+    positions_T: Tensor | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[AttendOptions],
+) -> Tensor: ...
+@overload
+def attend(
+    q_THD: Tensor,
+    keys: Pools,
+    values: Pools,
+    levels: Sequence[Level] | PreparedLevels,
+    positions_T: Tensor | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[AttendOptions],
+) -> tuple[Tensor, Tensor]: ...
 def attend(  # noqa: PLR0913 -- users name these arguments of the operator
     q_THD: Tensor,
     keys: Pools,
@@ -245,8 +232,11 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
     if signature not in prepared.seen:
         _check_tensors(q_THD, pairs, prepared)
         prepared.seen.add(signature)
-    layer_window = _window(prepared, window, chunk)
-    _check_options(q_THD.shape[1], softcap, sinks)
+    layer_window, q_heads = _window(prepared, window, chunk), q_THD.shape[1]
+    if softcap is not None and not softcap > 0:
+        raise InputError(f"softcap must be positive, got {softcap}")
+    if sinks is not None and sinks.shape != (q_heads,):
+        raise InputError(f"sinks must have shape ({q_heads},), got {tuple(sinks.shape)}")
     options = AttentionOptions(
         scale=q_THD.shape[-1] ** -0.5 if scale is None else scale,
         window=layer_window,
@@ -273,13 +263,6 @@ def _window(prepared: PreparedLevels, window: int | None, chunk: int | None) -> 
             raise InputError(f"{name} {size} requires positions_T, got None")
         return Window(size, is_chunk=name == "chunk")
     return None
-
-
-def _check_options(q_heads: int, softcap: float | None, sinks: Tensor | None) -> None:
-    if softcap is not None and not softcap > 0:
-        raise InputError(f"softcap must be positive, got {softcap}")
-    if sinks is not None and sinks.shape != (q_heads,):
-        raise InputError(f"sinks must have shape ({q_heads},), got {tuple(sinks.shape)}")
 
 
 def _check_rows(level: HostLevel, index: int, num_rows: int) -> None:

@@ -8,14 +8,15 @@ heads per key head, M rows of the kernel (N * R when heads of a key head are fol
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from treegen.ops.attention.cpu_jobs import CpuJob, CpuShape, LevelPlan, plan_level
-from treegen.ops.attention.level import HostLevel, IntArray
+from treegen.ops.attention.cpu_jobs import CpuJob, CpuShape, plan_level
+from treegen.ops.attention.level import HostLevel, IntArray, memoize
 from treegen.ops.attention.merge import add_sinks, merge_in_place
 from treegen.ops.attention.types import AttentionOptions, KVPairs, PreparedLevels
 
@@ -33,33 +34,6 @@ BUSY_ROWS: Final = 8 * 256
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-class CpuState:
-    """The levels of a pass, with plans that are made on first use and serve all layers.
-
-    A level has several plans only if layers differ in shape or window.
-    """
-
-    def __init__(self, levels: tuple[HostLevel, ...], positions_T: IntArray | None) -> None:
-        self.levels = levels
-        self.positions_T = positions_T
-        self._plans: dict[tuple[int, int, CpuShape], LevelPlan] = {}
-
-    def plan(self, index: int, num_rows: int, shape: CpuShape) -> LevelPlan:
-        """Return the jobs of one level.
-
-        Args:
-            index: Number of the level.
-            num_rows: T, the number of query rows.
-            shape: Layer properties that the plan depends on.
-        """
-        key = (index, num_rows, shape)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = plan_level(self.levels[index], self.positions_T, num_rows, shape)
-            self._plans[key] = plan
-        return plan
-
-
 class Cpu:
     """Attention on a CPU, computed in float32 (float64 for float64 tensors).
 
@@ -75,16 +49,15 @@ class Cpu:
 
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
-    ) -> CpuState:
-        """Copy the positions. Plans are made at the first layer, when the heads are known.
+    ) -> IntArray | None:
+        """Return a copy of the positions. Plans are made at the first layer, whose heads are known.
 
         Args:
             levels: The levels, on the host.
             positions_T: Position of each query row [T]; None if nothing needs positions.
             device: Not used.
         """
-        positions = None if positions_T is None else positions_T.to(torch.int64, copy=True).numpy()
-        return CpuState(tuple(levels), positions)
+        return None if positions_T is None else positions_T.to(torch.int64, copy=True).numpy()
 
     def attend(
         self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
@@ -100,7 +73,6 @@ class Cpu:
         Returns:
             Results [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64).
         """
-        state: CpuState = prepared.state
         dtype = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
         num_rows, q_heads, k_dim = q_THD.shape
         v_dim = pairs[0][1].shape[-1]
@@ -113,7 +85,8 @@ class Cpu:
                 dtype=dtype,
                 window=options.window,
             )
-            plans.append(state.plan(index, num_rows, shape))
+            make_plan = partial(plan_level, prepared.levels[index], prepared.state, num_rows, shape)
+            plans.append(memoize(prepared.memo, ("plan", index, num_rows, shape), make_plan))
         complete = [is_complete for plan in plans for is_complete in plan.complete] or [False]
         # Jobs write every row of a complete part. In any other part, the rows that no job writes
         # have no key: out 0, LSE -inf.

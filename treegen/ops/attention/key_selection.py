@@ -19,7 +19,7 @@ L keys, B keys of a block, S selected keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from treegen.common.device import to_device
-from treegen.ops.attention.level import HostLevel, IntArray
+from treegen.ops.attention.level import HostLevel, IntArray, memoize
 from treegen.ops.attention.types import PreparedLevels
 
 MAX_ELEMENTS: Final = 2**25
@@ -112,15 +112,21 @@ class RowKeys:
 
 def count_keys(levels: PreparedLevels) -> int:
     """Return the largest number of keys that a row of a pass sees."""
-    if "max_keys" not in levels.memo:
+
+    def count() -> int:
         stored = _all_levels(levels)
         size = max((int(level.stop_G.max(initial=0)) for level in stored), default=0)
-        num_T = np.zeros(size, dtype=np.int64)
-        for level in stored:
-            num_T += _by_row(level, level.kv_len_G, size)
-        levels.memo["max_keys"] = int(num_T.max(initial=0))
-    max_keys: int = levels.memo["max_keys"]
-    return max_keys
+        return int(_count_by_row(stored, size).max(initial=0))
+
+    return memoize(levels.memo, "max_keys", count)
+
+
+def _count_by_row(stored: Sequence[HostLevel], num_rows: int) -> IntArray:
+    """Return the number of keys of each row in all levels."""
+    num_T = np.zeros(num_rows, dtype=np.int64)
+    for level in stored:
+        num_T += _by_row(level, level.kv_len_G, num_rows)
+    return num_T
 
 
 def keys_by_row(levels: PreparedLevels, num_rows: int, page_size: int) -> RowKeys:
@@ -131,16 +137,13 @@ def keys_by_row(levels: PreparedLevels, num_rows: int, page_size: int) -> RowKey
         num_rows: Number of query rows.
         page_size: Tokens per page.
     """
-    key = "rows", num_rows, page_size
-    if key not in levels.memo:
+
+    def find() -> RowKeys:
         stored = _all_levels(levels)
-        num_T = np.zeros(num_rows, dtype=np.int64)
-        for level in stored:
-            num_T += _by_row(level, level.kv_len_G, num_rows)
-        by_level = tuple(_level_keys(level, num_rows, page_size, levels.device) for level in stored)
-        levels.memo[key] = RowKeys(by_level, num_T)
-    rows: RowKeys = levels.memo[key]
-    return rows
+        by_level = (_level_keys(level, num_rows, page_size, levels.device) for level in stored)
+        return RowKeys(tuple(by_level), _count_by_row(stored, num_rows))
+
+    return memoize(levels.memo, ("rows", num_rows, page_size), find)
 
 
 def select_keys(
@@ -237,10 +240,12 @@ def read_blocks(
     """
     if size == 1:
         return read_slots(pool, slots_T[:, None], dtype)
-    key = "blocks", len(slots_T), pool.shape[1], size
-    if key not in levels.memo:
-        levels.memo[key] = _block_slots(levels, positions_T, slots_T, pool.shape[1], size)
-    slots_TB: Tensor = levels.memo[key]
+    page_size = pool.shape[1]
+    slots_TB = memoize(
+        levels.memo,
+        ("blocks", len(slots_T), page_size, size),
+        lambda: _block_slots(levels, positions_T, slots_T, page_size, size),
+    )
     return read_slots(pool, slots_TB, dtype)
 
 

@@ -29,7 +29,7 @@ from treegen.common.device import to_device
 from treegen.common.spec import LatentSpec
 from treegen.ops.attention.api import AttendOptions, attend, prepare_host
 from treegen.ops.attention.key_selection import read_slots
-from treegen.ops.attention.level import HostLevel
+from treegen.ops.attention.level import HostLevel, memoize
 from treegen.ops.attention.merge import merge
 from treegen.ops.attention.types import PreparedLevels
 from treegen.ops.kernel_modules import import_kernels
@@ -228,11 +228,7 @@ def _split(levels: PreparedLevels, form: LatentSpec, pool: Tensor) -> _LevelSpli
     if not levels.expands:
         return _LevelSplit(levels)
     page_size = pool.shape[1]
-    key = form, page_size
-    if key not in levels.memo:
-        levels.memo[key] = _make_split(levels, form, page_size)
-    split: _LevelSplit = levels.memo[key]
-    return split
+    return memoize(levels.memo, (form, page_size), lambda: _make_split(levels, form, page_size))
 
 
 def _make_split(levels: PreparedLevels, form: LatentSpec, page_size: int) -> _LevelSplit:

@@ -5,9 +5,9 @@ Legend: G groups, P page table entries per group, L slots of a page of dense key
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,21 @@ from treegen.common.checks import device_name
 from treegen.errors import InputError
 
 IntArray = npt.NDArray[np.int64]
+_T = TypeVar("_T")
+
+
+def memoize(memo: dict[Any, Any], key: Any, make: Callable[[], _T]) -> _T:
+    """Return the value of a key in a memo, which `make` computes the first time.
+
+    Args:
+        memo: The values that were computed before.
+        key: The key.
+        make: Returns the value.
+    """
+    if key not in memo:
+        memo[key] = make()
+    value: _T = memo[key]
+    return value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

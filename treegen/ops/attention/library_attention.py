@@ -27,7 +27,7 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 from treegen.errors import InputError
-from treegen.ops.attention.level import HostLevel, IntArray
+from treegen.ops.attention.level import HostLevel, IntArray, memoize
 from treegen.ops.attention.merge import add_sinks, merge_in_place
 from treegen.ops.attention.types import (
     NEEDS_AMPERE,
@@ -199,77 +199,58 @@ class KernelCall:
         return int(self.units_U5[:, KEYS].max())
 
 
-class LibraryState:
-    """The levels of a pass and their kernel calls.
+def plan_calls(
+    prepared: PreparedLevels,
+    q_shape: tuple[int, ...],
+    pools: tuple[Any, ...],
+    window: Window | None,
+    bands: bool,
+) -> tuple[list[KernelCall], int]:
+    """Return the kernel calls of a layer, and the largest number of partial results of a row.
 
-    Calls are planned at the first layer of each shape and window.
+    Args:
+        prepared: The levels.
+        q_shape: Shape of the queries [T, H, D].
+        pools: Shape of each level's keys [pages, page_size, K, D].
+        window: The positions that a row sees; None for all.
+        bands: As in `cut_level`.
     """
-
-    def __init__(
-        self, levels: tuple[HostLevel, ...], positions_T: Tensor | None, device: torch.device
-    ) -> None:
-        self._levels, self._positions_T, self._device = levels, positions_T, device
-        self._calls: dict[Any, tuple[list[KernelCall], int]] = {}
-
-    def calls(
-        self, q_shape: tuple[int, ...], pools: tuple[Any, ...], window: Window | None, bands: bool
-    ) -> tuple[list[KernelCall], int]:
-        """Return the calls, and the largest number of partial results of a row.
-
-        Args:
-            q_shape: Shape of the queries [T, H, D].
-            pools: Shape of each level's keys [pages, page_size, K, D].
-            window: The positions that a row sees; None for all.
-            bands: As in `cut_level`.
-        """
-        key = q_shape, pools, window
-        if key not in self._calls:
-            self._calls[key] = self._plan(q_shape, pools, window, bands)
-        return self._calls[key]
-
-    def _plan(
-        self, q_shape: tuple[int, ...], pools: tuple[Any, ...], window: Window | None, bands: bool
-    ) -> tuple[list[KernelCall], int]:
-        # All rows of a unit have one chunk, so only windows may form bands.
-        bands = bands and not (window is not None and window.is_chunk)
-        num_rows, q_heads, _ = q_shape
-        positions_T = None
-        if window is not None or any(level.causal for level in self._levels):
-            assert self._positions_T is not None
-            positions_T = self._positions_T.cpu().numpy().astype(np.int64)
-        tables: list[tuple[int, int, IntArray]] = []
-        for index, (_, page_size, kv_heads, _) in enumerate(pools):
-            level, per_head = self._levels[index], q_heads // kv_heads
-            max_pages = pages_per_unit(
-                level, page_size, per_head, kv_heads, _programs(self._device)
-            )
-            units_U5 = cut_level(level, page_size, max_pages, positions_T, window, bands=bands)
-            # A kernel's grid has as many blocks for every unit as for the largest one, so units
-            # with a single row get separate calls.
-            kind_U = np.where(units_U5[:, CAUSAL] == 1, 2, units_U5[:, ROWS] > 1)
-            for kind in range(3):
-                chosen_U5 = units_U5[kind_U == kind]
-                for at in range(0, len(chosen_U5), MAX_UNITS):
-                    fold = 1 if kind == 2 else per_head
-                    tables.append((index, fold, chosen_U5[at : at + MAX_UNITS]))
-        rows = [concat_ranges(table[:, ROW], table[:, ROWS]) for _, _, table in tables]
-        rows_N = np.concatenate([np.empty(0, dtype=np.int64), *rows])
-        part_N = count_earlier(rows_N)
-        packed_2N = to_device(np.stack([rows_N, part_N * num_rows + rows_N]), self._device)
-        calls = []
-        for (index, fold, units_U5), rows_2N in zip(
-            tables, packed_2N.split([len(array) for array in rows], dim=1), strict=True
-        ):
-            ends_3U = np.zeros((3, len(units_U5) + 1), dtype=np.int32)
-            ends_3U[0, 1:] = units_U5[:, ROWS].cumsum() * fold
-            ends_3U[1:, :-1] = units_U5[:, [SLOT, KEYS]].T
-            hides = bands and bool(units_U5[0, CAUSAL])
-            size = None if window is None else window.size
-            on_device = to_device(ends_3U, self._device)
-            calls.append(
-                KernelCall(index, fold, units_U5, rows_2N, on_device, size if hides else None)
-            )
-        return calls, int(part_N.max(initial=0)) + 1
+    # All rows of a unit have one chunk, so only windows may form bands.
+    bands = bands and not (window is not None and window.is_chunk)
+    num_rows, q_heads, _ = q_shape
+    positions_T = None
+    if window is not None or any(level.causal for level in prepared.levels):
+        assert prepared.state is not None
+        positions_T = prepared.state.cpu().numpy().astype(np.int64)
+    tables: list[tuple[int, int, IntArray]] = []
+    for index, (_, page_size, kv_heads, _) in enumerate(pools):
+        level, per_head = prepared.levels[index], q_heads // kv_heads
+        max_pages = pages_per_unit(level, page_size, per_head, kv_heads, _programs(prepared.device))
+        units_U5 = cut_level(level, page_size, max_pages, positions_T, window, bands=bands)
+        # A kernel's grid has as many blocks for every unit as for the largest one, so units
+        # with a single row get separate calls.
+        kind_U = np.where(units_U5[:, CAUSAL] == 1, 2, units_U5[:, ROWS] > 1)
+        for kind in range(3):
+            chosen_U5 = units_U5[kind_U == kind]
+            for at in range(0, len(chosen_U5), MAX_UNITS):
+                fold = 1 if kind == 2 else per_head
+                tables.append((index, fold, chosen_U5[at : at + MAX_UNITS]))
+    rows = [concat_ranges(table[:, ROW], table[:, ROWS]) for _, _, table in tables]
+    rows_N = np.concatenate([np.empty(0, dtype=np.int64), *rows])
+    part_N = count_earlier(rows_N)
+    packed_2N = to_device(np.stack([rows_N, part_N * num_rows + rows_N]), prepared.device)
+    calls = []
+    for (index, fold, units_U5), rows_2N in zip(
+        tables, packed_2N.split([len(array) for array in rows], dim=1), strict=True
+    ):
+        ends_3U = np.zeros((3, len(units_U5) + 1), dtype=np.int32)
+        ends_3U[0, 1:] = units_U5[:, ROWS].cumsum() * fold
+        ends_3U[1:, :-1] = units_U5[:, [SLOT, KEYS]].T
+        hides = bands and bool(units_U5[0, CAUSAL])
+        size = None if window is None else window.size
+        on_device = to_device(ends_3U, prepared.device)
+        calls.append(KernelCall(index, fold, units_U5, rows_2N, on_device, size if hides else None))
+    return calls, int(part_N.max(initial=0)) + 1
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -309,15 +290,15 @@ class Library:
 
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
-    ) -> LibraryState:
-        """Store the levels; units depend on the layer's heads and window.
+    ) -> Tensor | None:
+        """Return the positions; units depend on the layer's heads and window.
 
         Args:
             levels: The levels, on the host.
             positions_T: Position of each query row [T]; None if nothing needs positions.
             device: Where the tensors of the layers are.
         """
-        return LibraryState(tuple(levels), positions_T, device)
+        return positions_T
 
     def attend(
         self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
@@ -337,9 +318,10 @@ class Library:
             InputError: the kernel does not support the tensors or options.
         """
         self._check(q_THD, pairs, options)
-        state: LibraryState = prepared.state
-        pools = tuple(keys.shape for keys, _ in pairs)
-        calls, num_parts = state.calls(q_THD.shape, pools, options.window, self.windows)
+        layer = q_THD.shape, tuple(keys.shape for keys, _ in pairs), options.window
+        calls, num_parts = memoize(
+            prepared.memo, ("calls", *layer), lambda: plan_calls(prepared, *layer, self.windows)
+        )
         # If a row has fewer parts than num_parts, its remaining parts stay empty: LSE -inf, out 0.
         part_PTHD = q_THD.new_zeros(num_parts, *q_THD.shape, dtype=torch.float32)
         part_PTH = q_THD.new_full((num_parts, *q_THD.shape[:2]), -torch.inf, dtype=torch.float32)

@@ -11,7 +11,7 @@ rotated numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -31,7 +31,7 @@ from treegen.ops.attention.key_selection import (
     read_slots,
 )
 from treegen.ops.attention.latent import expand_stored, rows_to_expand
-from treegen.ops.attention.level import IntArray
+from treegen.ops.attention.level import IntArray, memoize
 from treegen.ops.attention.merge import add_sinks, merge
 from treegen.ops.attention.types import PreparedLevels
 
@@ -40,6 +40,8 @@ MAX_MASKED: Final = 4
 
 _Part = tuple[Tensor, Tensor]
 """Results [N, H, V] and LSE [N, H]."""
+_AttendPart = Callable[[slice, Tensor, Tensor], _Part]
+"""Attends some rows to keys, whose slots it gets with a mask."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,23 +98,16 @@ def attend_selected(
             head_sinks = None if sinks is None else sinks[heads]
             results.append(attend_selected(q_THK[:, heads], k, v, one, scale, head_sinks))
         return torch.cat(results, 1)
-    reads = _plan_reads(selected, keys.shape[1])
-    result = _empty(q_THK, values.shape[-1])
-    for group in reads.masked:
-        rows = slice(group.start, group.stop)
-        for slots_L, mask_NL in _pieces(group, selected, q_THK.shape[1]):
-            part = _attend_masked(
-                q_THK[rows],
-                read_slots(keys, slots_L, q_THK.dtype),
-                read_slots(values, slots_L, q_THK.dtype),
-                mask_NL,
-                scale,
-            )
-            _add(result, rows, part)
-    for rows, slots_NS, mask_NS in _gathers(reads, selected, keys):
+
+    def _attend_group(rows: slice, slots_L: Tensor, mask_NL: Tensor) -> _Part:
+        k_LGK, v_LGV = (read_slots(pool, slots_L, q_THK.dtype) for pool in (keys, values))
+        return _attend_masked(q_THK[rows], k_LGK, v_LGV, mask_NL, scale)
+
+    def _attend_rows(rows: slice, slots_NS: Tensor, mask_NS: Tensor) -> _Part:
         k_NSGK, v_NSGV = (read_slots(pool, slots_NS, q_THK.dtype) for pool in (keys, values))
-        _add(result, rows, _attend_gathered(q_THK[rows], k_NSGK, v_NSGV, mask_NS, scale))
-    return _finish(result, sinks, q_THK.dtype)
+        return _attend_gathered(q_THK[rows], k_NSGK, v_NSGV, mask_NS, scale)
+
+    return _merge_reads(q_THK, values.shape[-1], keys, selected, sinks, _attend_group, _attend_rows)
 
 
 def attend_selected_latents(
@@ -138,33 +133,69 @@ def attend_selected_latents(
     Returns:
         Results [T, H, V] in the type of q.
     """
-    reads = _plan_reads(selected, pool.shape[1])
     up_HNR, up_HVR = up_HXR.split([form.nope, form.v_dim], 1)
     q_THN, q_THP = q_THK.split([form.nope, form.rope], -1)
     q_THD = torch.cat([torch.bmm(q_THN.transpose(0, 1), up_HNR).transpose(0, 1), q_THP], -1)
-    result = _empty(q_THK, form.v_dim)
 
-    def expand_results(part: _Part) -> _Part:
-        out_NHR, lse_NH = part
+    def expand_results(out_NHR: Tensor, lse_NH: Tensor) -> _Part:
         out_HNV = torch.bmm(out_NHR.to(q_THK.dtype).transpose(0, 1), up_HVR.mT)
-        return out_HNV.transpose(0, 1).to(result[0].dtype), lse_NH
+        return _to_wide(out_HNV.transpose(0, 1)), lse_NH
+
+    def _attend_group(rows: slice, slots_L: Tensor, mask_NL: Tensor) -> _Part:
+        stored_LD = read_slots(pool, slots_L, q_THK.dtype)[:, 0]
+        if len(mask_NL) >= rows_to_expand(form):
+            k_LHK, v_LHV = expand_stored(stored_LD, up_HXR, form)
+            return _attend_masked(q_THK[rows], k_LHK, v_LHV, mask_NL, scale)
+        k_L1D, v_L1R = stored_LD[:, None], stored_LD[:, None, : form.rank]
+        return expand_results(*_attend_masked(q_THD[rows], k_L1D, v_L1R, mask_NL, scale))
+
+    def _attend_rows(rows: slice, slots_NS: Tensor, mask_NS: Tensor) -> _Part:
+        k_NS1D = read_slots(pool, slots_NS, q_THK.dtype)
+        v_NS1R = k_NS1D[..., : form.rank]
+        return expand_results(*_attend_gathered(q_THD[rows], k_NS1D, v_NS1R, mask_NS, scale))
+
+    return _merge_reads(q_THK, form.v_dim, pool, selected, sinks, _attend_group, _attend_rows)
+
+
+def _merge_reads(
+    q_THK: Tensor,
+    v_dim: int,
+    pool: Tensor,
+    selected: SelectedKeys,
+    sinks: Tensor | None,
+    attend_masked: _AttendPart,
+    attend_gathered: _AttendPart,
+) -> Tensor:
+    """Return the merged results of all reads [T, H, V] in the type of q.
+
+    Args:
+        q_THK: Queries [T, H, K].
+        v_dim: V.
+        pool: Keys [num_pages, page_size, ...].
+        selected: The selected keys.
+        sinks: One more logit in the denominator of each head [H]; None for no sinks.
+        attend_masked: Attends rows to the same keys, whose slots [L] it gets with a mask [N, L].
+        attend_gathered: Attends each row to its own keys, whose slots [N, S] it gets with a mask
+            [N, S].
+    """
+    reads = _plan_reads(selected, pool.shape[1])
+    wide = torch.promote_types(q_THK.dtype, torch.float32)
+    out_THV = q_THK.new_zeros(*q_THK.shape[:2], v_dim, dtype=wide)
+    lse_TH = out_THV.new_full(q_THK.shape[:2], -torch.inf)
+
+    def add(rows: slice, part: _Part) -> None:
+        outs, lses = (out_THV[rows], part[0]), (lse_TH[rows], part[1])
+        out_THV[rows], lse_TH[rows] = merge(outs, lses)
 
     for group in reads.masked:
         rows = slice(group.start, group.stop)
         for slots_L, mask_NL in _pieces(group, selected, q_THK.shape[1]):
-            stored_LD = read_slots(pool, slots_L, q_THK.dtype)[:, 0]
-            if group.stop - group.start >= rows_to_expand(form):
-                k_LHK, v_LHV = expand_stored(stored_LD, up_HXR, form)
-                part = _attend_masked(q_THK[rows], k_LHK, v_LHV, mask_NL, scale)
-            else:
-                k_L1D, v_L1R = stored_LD[:, None], stored_LD[:, None, : form.rank]
-                part = expand_results(_attend_masked(q_THD[rows], k_L1D, v_L1R, mask_NL, scale))
-            _add(result, rows, part)
+            add(rows, attend_masked(rows, slots_L, mask_NL))
     for rows, slots_NS, mask_NS in _gathers(reads, selected, pool):
-        k_NS1D = read_slots(pool, slots_NS, q_THK.dtype)
-        part = _attend_gathered(q_THD[rows], k_NS1D, k_NS1D[..., : form.rank], mask_NS, scale)
-        _add(result, rows, expand_results(part))
-    return _finish(result, sinks, q_THK.dtype)
+        add(rows, attend_gathered(rows, slots_NS, mask_NS))
+    if sinks is not None:
+        out_THV, lse_TH = add_sinks(out_THV, lse_TH, sinks)
+    return out_THV.to(q_THK.dtype)
 
 
 def _split_heads(
@@ -178,34 +209,14 @@ def _split_heads(
         yield heads, slice(first, stop)
 
 
-def _empty(q_THK: Tensor, v_dim: int) -> _Part:
-    """Return the results of rows that have seen no key."""
-    wide = torch.promote_types(q_THK.dtype, torch.float32)
-    out_THV = q_THK.new_zeros(*q_THK.shape[:2], v_dim, dtype=wide)
-    return out_THV, out_THV.new_full(q_THK.shape[:2], -torch.inf)
-
-
-def _add(result: _Part, rows: slice, part: _Part) -> None:
-    """Merge the results of some rows over further keys into those of all rows."""
-    out_THV, lse_TH = result
-    out_THV[rows], lse_TH[rows] = merge((out_THV[rows], part[0]), (lse_TH[rows], part[1]))
-
-
-def _finish(result: _Part, sinks: Tensor | None, dtype: torch.dtype) -> Tensor:
-    if sinks is not None:
-        result = add_sinks(*result, sinks)
-    return result[0].to(dtype)
-
-
 def _plan_reads(selected: SelectedKeys, page_size: int) -> _Reads:
     """Decide which groups are read as a whole, once for all layers of a pass."""
     (num_rows, num), levels = selected.positions_TS.shape, selected.levels
-    key = "reads", num, num_rows, page_size
-    if key not in levels.memo:
-        rows = keys_by_row(levels, num_rows, page_size)
-        levels.memo[key] = _make_reads(rows, num, levels.device)
-    reads: _Reads = levels.memo[key]
-    return reads
+    return memoize(
+        levels.memo,
+        ("reads", num, num_rows, page_size),
+        lambda: _make_reads(keys_by_row(levels, num_rows, page_size), num, levels.device),
+    )
 
 
 def _make_reads(rows: RowKeys, num: int, device: torch.device) -> _Reads:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from treegen.common.device import to_device, without_autocast
+from treegen.ops.attention.level import memoize
 from treegen.ops.attention.types import AttentionOptions, Window
 from treegen.ops.kernel_modules import import_kernels
 
@@ -82,10 +83,7 @@ class TreeLayout:
         """
         max_scores = max(16, _SCORES["cpu" if device.type == "cpu" else "cuda"] // num_heads)
         key = "blocks", max_scores, window, device
-        if key not in self.memo:
-            self.memo[key] = list(self._iter_blocks(max_scores, window, device))
-        blocks: list[_Block] = self.memo[key]
-        return blocks
+        return memoize(self.memo, key, lambda: list(self._iter_blocks(*key[1:])))
 
     def positions(self) -> NDArray[np.int64]:
         """Return the position of each token in its texts [T]."""
@@ -101,12 +99,11 @@ class TreeLayout:
         Args:
             device: The device of the tensors.
         """
-        key = "tensors", device
-        if key not in self.memo:
-            arrays = self.positions(), self.token_stops()
-            self.memo[key] = tuple(to_device(array, device) for array in arrays)
-        positions_T, stops_T = self.memo[key]
-        return positions_T, stops_T
+
+        def copy() -> tuple[Tensor, Tensor]:
+            return to_device(self.positions(), device), to_device(self.token_stops(), device)
+
+        return memoize(self.memo, ("tensors", device), copy)
 
     def _repeat(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the value of each token's segment [T]."""

@@ -18,6 +18,8 @@ KVPair = tuple[Tensor, Tensor]
 KVPairs = Sequence[KVPair]
 FP8: Final = torch.float8_e4m3fn
 """The 8-bit type in which keys and values may be stored."""
+E4M3_MAX: Final = 448.0
+"""The largest number in `FP8`."""
 NEEDS_AMPERE = "needs compute capability 8.0 (Ampere) or newer"
 
 
@@ -67,7 +69,6 @@ class Implementation(Protocol):
 
     def refusal(self, device: torch.device) -> str | None:
         """Return why the implementation cannot run on a device, or None if it can."""
-        ...
 
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
@@ -79,7 +80,6 @@ class Implementation(Protocol):
             positions_T: Position of each query row [T]; None if nothing needs positions.
             device: Where the tensors of the layers are.
         """
-        ...
 
     def attend(
         self, q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels, options: AttentionOptions
@@ -95,7 +95,6 @@ class Implementation(Protocol):
         Returns:
             Results [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64).
         """
-        ...
 
 
 def can_capture(implementation: Implementation) -> bool:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.common.device import to_device
-from treegen.ops.attention.types import FP8
+from treegen.ops.attention.types import E4M3_MAX, FP8
 from treegen.ops.cache.state_cache import StateCache
 from treegen.ops.kernel_modules import import_kernels
 
@@ -290,9 +290,6 @@ def table_slots(table: Pages, start: int, stop: int, page_size: int) -> NDArray[
     return table[offsets // page_size].astype(np.int64) * page_size + offsets % page_size
 
 
-_E4M3_MAX: Final = 448.0  # the largest number in e4m3
-
-
 def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: Tensor) -> None:
     """Store the keys and values of T tokens in a layer's pool.
 
@@ -323,21 +320,17 @@ def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV
         slots_k,
         slots_v,
         slots_T,
-        k_TGK.stride(0),
-        k_TGK.stride(1),
-        v_TGV.stride(0),
-        v_TGV.stride(1),
-        slots_k.stride(0),
-        slots_k.stride(1),
-        slots_v.stride(0),
-        slots_v.stride(1),
+        *k_TGK.stride()[:2],
+        *v_TGV.stride()[:2],
+        *slots_k.stride()[:2],
+        *slots_v.stride()[:2],
         G=num_heads,
         K=k_dim,
         V=v_dim,
         BLOCK_G=_next_power_of_2(num_heads),
         BLOCK_K=_next_power_of_2(k_dim),
         BLOCK_V=_next_power_of_2(v_dim),
-        MAX_VALUE=_E4M3_MAX if keys.dtype == FP8 else 0.0,
+        MAX_VALUE=E4M3_MAX if keys.dtype == FP8 else 0.0,
         num_warps=4 if num_heads * k_dim > 512 else 1,
     )
 
@@ -352,7 +345,7 @@ def write_slots(pool: Tensor, slots_T: Tensor, new: Tensor) -> None:
     """
     slots = pool.view(-1, *pool.shape[2:])
     if slots.dtype == FP8:
-        new = new.clamp(-_E4M3_MAX, _E4M3_MAX).to(FP8).view(torch.uint8)
+        new = new.clamp(-E4M3_MAX, E4M3_MAX).to(FP8).view(torch.uint8)
         slots = slots.view(torch.uint8)
     slots.index_copy_(0, slots_T, new.to(slots.dtype))
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from treegen.ops.kernel_modules import import_kernels
 from treegen.ops.recurrence import reference
+from treegen.ops.recurrence.types import Convolution as Convolution
 from treegen.ops.recurrence.types import DeltaInputs as DeltaInputs
 from treegen.ops.recurrence.types import DeltaStates as DeltaStates
 from treegen.ops.recurrence.types import RowSlots as RowSlots

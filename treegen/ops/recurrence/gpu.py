@@ -22,6 +22,7 @@ from treegen.ops.recurrence.types import (
     READ_SLOTS,
     WINDOW,
     WRITE_SLOTS,
+    Convolution,
     DeltaInputs,
     DeltaStates,
     RowSlots,
@@ -55,9 +56,7 @@ def step(layer: DeltaInputs, cache: DeltaStates, rows: RowSlots) -> Tensor:
     spec, inputs, num_rows = cache.spec, rows.inputs_RT, rows.num_rows
     columns = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READ_SLOTS, WRITE_SLOTS)
     at = inputs[columns[0]], inputs[columns[1]]
-    mixed_TC = convolve(
-        layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, cache.windows, *at, activates=True
-    )
+    mixed_TC = convolve(layer.mixed_TC, layer.convolution(cache), *at, activates=True)
     if not rows.has_lists:
         return _step_states(layer, cache, mixed_TC, inputs[READ_SLOTS], inputs[WRITE_SLOTS], 1)
     block_k, block_v = _blocks(cache, _BASE_VALUES)
@@ -120,17 +119,9 @@ def scan(
         write_slots_N: Slot for each sequence's state after its last token [N].
         num_tokens: Tokens per sequence.
     """
-    mixed_TC = convolve_runs(
-        layer.mixed_TC,
-        layer.conv_CW,
-        layer.conv_bias_C,
-        cache.windows,
-        read_slots_N,
-        write_slots_N,
-        num_tokens,
-        activates=True,
-    )
-    return _step_states(layer, cache, mixed_TC, read_slots_N, write_slots_N, num_tokens)
+    runs = read_slots_N, write_slots_N, num_tokens
+    mixed_TC = convolve_runs(layer.mixed_TC, layer.convolution(cache), *runs, activates=True)
+    return _step_states(layer, cache, mixed_TC, *runs)
 
 
 def _step_states(
@@ -188,9 +179,7 @@ def _scale(cache: DeltaStates) -> float:
 
 def convolve_runs(
     mixed_TC: Tensor,
-    conv_CW: Tensor,
-    bias_C: Tensor | None,
-    windows: Tensor,
+    conv: Convolution,
     read_slots_N: Tensor,
     write_slots_N: Tensor,
     num_tokens: int,
@@ -201,14 +190,13 @@ def convolve_runs(
 
     Args:
         mixed_TC: Inputs of the convolution [T, C]; each row is dense.
-        conv_CW: Weights, with one column for each token that the convolution sees.
-        bias_C: Bias [C]; None for none.
-        windows: Last inputs of each slot [slots, C, W], updated in place.
+        conv: The convolution.
         read_slots_N: Slot of each sequence's window before its first token [N]; -1 for none.
         write_slots_N: Slot for each sequence's window after its last token [N].
         num_tokens: Tokens per sequence.
         activates: Whether SiLU is applied to the result.
     """
+    conv_CW, bias_C, windows = conv
     (num_rows, channels), width = mixed_TC.shape, windows.shape[-1]
     out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)
     parts = triton.cdiv(channels, _CHANNELS)
@@ -244,9 +232,7 @@ def convolve_runs(
 
 def convolve(
     mixed_TC: Tensor,
-    conv_CW: Tensor,
-    bias_C: Tensor | None,
-    windows: Tensor,
+    conv: Convolution,
     read_slots_T: Tensor,
     write_slots_T: Tensor,
     *,
@@ -256,13 +242,12 @@ def convolve(
 
     Args:
         mixed_TC: Inputs of the convolution [T, C]; each row is dense.
-        conv_CW: Weights, with one column for each token that the convolution sees.
-        bias_C: Bias [C]; None for none.
-        windows: Last inputs of each slot [slots, C, W], updated in place.
+        conv: The convolution.
         read_slots_T: Slot of each row's window before the token [T].
         write_slots_T: Slot for each row's window after the token [T].
         activates: Whether SiLU is applied to the result.
     """
+    conv_CW, bias_C, windows = conv
     num_rows, channels = mixed_TC.shape
     out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)
     width, itemsize = windows.shape[-1], windows.itemsize

@@ -27,6 +27,12 @@ def _softplus(x):
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
+@triton.jit
+def _weigh(x, weights, mask):
+    """Return inputs times their weights in float32."""
+    return x.to(tl.float32) * tl.load(weights, mask=mask, other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize_on_alignment=("read_slots", "write_slots"))
 def convolve(
     mixed,
@@ -76,16 +82,14 @@ def convolve(
     source = tl.load(read_slots + row) * C + c
     target = tl.load(write_slots + row) * C + c
     x = tl.load(mixed + row * mixed_stride + c, mask=in_bounds, other=0.0)
-    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=in_bounds, other=0.0)
-    total = x.to(tl.float32) * weight.to(tl.float32)
+    total = _weigh(x, weights + c * SEEN + SEEN - 1, in_bounds)
     if HAS_BIAS:
         total += tl.load(bias + c, mask=in_bounds, other=0.0).to(tl.float32)
     if WHOLE:
         window = tl.load(whole_windows + source, mask=in_bounds, other=0)
         for at in tl.static_range(W - SEEN + 1, W):
             before = (window >> (16 * at)).to(tl.int16).to(windows.dtype.element_ty, bitcast=True)
-            weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0)
-            total += before.to(tl.float32) * weight.to(tl.float32)
+            total += _weigh(before, weights + c * SEEN + at - (W - SEEN) - 1, in_bounds)
         bits = x.to(windows.dtype.element_ty).to(tl.int16, bitcast=True).to(tl.int64)
         window = ((window >> 16) & 0xFFFFFFFFFFFF) | (bits << 48)
         tl.store(whole_windows + target, window, mask=in_bounds)
@@ -93,10 +97,7 @@ def convolve(
         for at in tl.static_range(1, W):
             before = tl.load(windows + source * W + at, mask=in_bounds, other=0.0)
             if at > W - SEEN:
-                weight = tl.load(
-                    weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0
-                )
-                total += before.to(tl.float32) * weight.to(tl.float32)
+                total += _weigh(before, weights + c * SEEN + at - (W - SEEN) - 1, in_bounds)
             tl.store(windows + target * W + at - 1, before, mask=in_bounds)
         tl.store(windows + target * W + W - 1, x.to(windows.dtype.element_ty), mask=in_bounds)
     if ACTIVATES:
@@ -148,8 +149,7 @@ def convolve_runs(
     in_bounds = c < C
     slot = tl.load(read_slots + sequence)
     x = tl.load(mixed + row * mixed_stride + c, mask=in_bounds, other=0.0)
-    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=in_bounds, other=0.0)
-    total = x.to(tl.float32) * weight.to(tl.float32)
+    total = _weigh(x, weights + c * SEEN + SEEN - 1, in_bounds)
     if HAS_BIAS:
         total += tl.load(bias + c, mask=in_bounds, other=0.0).to(tl.float32)
     for at in tl.static_range(W - SEEN + 1, W):
@@ -160,8 +160,7 @@ def convolve_runs(
         channels_old = tl.where((token < ago) & (slot >= 0), C, 0)
         old = tl.load(windows + (slot * C + c) * W + at + token, mask=c < channels_old, other=0.0)
         before = tl.where(c < channels_here, here.to(windows.dtype.element_ty), old)
-        weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0)
-        total += before.to(tl.float32) * weight.to(tl.float32)
+        total += _weigh(before, weights + c * SEEN + at - (W - SEEN) - 1, in_bounds)
     if ACTIVATES:
         total = total * _sigmoid(total)
     tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=in_bounds)
@@ -324,25 +323,7 @@ def read_bases(
 
 
 @triton.jit
-def _updates(
-    gates,
-    numbers,
-    page_N,
-    n,
-    num,
-    head_H,
-    k,
-    v,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    N: tl.constexpr,
-    PAGE: tl.constexpr,
-    KEYS: tl.constexpr,
-    VALUES: tl.constexpr,
-    SIZE: tl.constexpr,
-):
+def _updates(gates, numbers, page_N, n, num, head_H, k, v, layout):
     """Load keys, values and sums of gates of some updates of a list, with zeros past its end.
 
     Args:
@@ -354,16 +335,9 @@ def _updates(
         head_H: Value heads, which share one key head.
         k: Key numbers to load.
         v: Value numbers to load.
-        G: Key heads.
-        H: Value heads.
-        K: Key dimension.
-        V: Value dimension.
-        N: Updates per page.
-        PAGE: Bytes of a page's part of one key head.
-        KEYS: Byte offset of keys in this part.
-        VALUES: Byte offset of values in this part.
-        SIZE: Bytes of a number of keys and values.
+        layout: The constants G, H, K, V, N, PAGE, KEYS, VALUES and SIZE of the kernel.
     """
+    G, H, K, V, N, PAGE, KEYS, VALUES, SIZE = layout
     per_group: tl.constexpr = H // G
     mask = n < num
     block_N = (page_N * G + tl.min(head_H, 0) // per_group) * PAGE
@@ -497,9 +471,8 @@ def read_lists(
     page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
     last_block = (last_page * G + key_head) * PAGE
     sum_H = tl.load(gates + last_block // 4 + (last % N) * per_group + head_H % per_group)
-    next_k, next_u, next_sums = _updates(
-        gates, numbers, page_N, n, num, head_H, k, v, G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
-    )
+    layout = G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
+    next_k, next_u, next_sums = _updates(gates, numbers, page_N, n, num, head_H, k, v, layout)
     ahead = n + BLOCK_N
     page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
     q_scale = _scale_of(q_K, scale, CORRECTS)
@@ -514,23 +487,7 @@ def read_lists(
         k_NK, u_NHV, sums_NH = next_k.to(tl.float32), next_u.to(tl.float32), next_sums
         ahead = start + BLOCK_N + n
         next_k, next_u, next_sums = _updates(
-            gates,
-            numbers,
-            page_N,
-            ahead,
-            num,
-            head_H,
-            k,
-            v,
-            G,
-            H,
-            K,
-            V,
-            N,
-            PAGE,
-            KEYS,
-            VALUES,
-            SIZE,
+            gates, numbers, page_N, ahead, num, head_H, k, v, layout
         )
         ahead += BLOCK_N
         page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
@@ -751,28 +708,12 @@ def fold_lists(
     offsets = k[:, None] * V + v[None, :]
     source = states + (tl.load(base + row) * H + head) * (K * V)
     s_KV = tl.load(source + offsets, mask=inside, other=0.0) * tl.exp(total)
+    layout = G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
     for start in range(0, num, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
-        k_NK, u_N1V, sums_N1 = _updates(
-            gates,
-            numbers,
-            page_N,
-            n,
-            num,
-            head + tl.arange(0, 1),
-            k,
-            v,
-            G,
-            H,
-            K,
-            V,
-            N,
-            PAGE,
-            KEYS,
-            VALUES,
-            SIZE,
-        )
+        head_1 = head + tl.arange(0, 1)
+        k_NK, u_N1V, sums_N1 = _updates(gates, numbers, page_N, n, num, head_1, k, v, layout)
         weight_N1 = tl.where((n < num)[:, None], tl.exp(total - sums_N1), 0.0)
         u_NV = tl.reshape(u_N1V, [BLOCK_N, BLOCK_V]).to(tl.float32) * weight_N1
         k_KN = tl.trans(k_NK.to(tl.float32))

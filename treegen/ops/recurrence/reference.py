@@ -14,6 +14,7 @@ from treegen.ops.recurrence.types import (
     READ_SLOTS,
     WINDOW,
     WRITE_SLOTS,
+    Convolution,
     DeltaInputs,
     DeltaStates,
     RowSlots,
@@ -39,9 +40,7 @@ def step(layer: DeltaInputs, cache: DeltaStates, rows: RowSlots) -> Tensor:
     """
     inputs = rows.inputs_RT
     window_at = (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[0], inputs[1])
-    mixed_TC = silu(
-        convolve(layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, cache.windows, *window_at)
-    )
+    mixed_TC = silu(convolve(layer.mixed_TC, layer.convolution(cache), *window_at))
     q_THK, k_TGK, k_THK, v_THV = _heads(mixed_TC, cache)
     step_TH = softplus(layer.a_TH.float() + layer.dt_bias_H.float())
     gate_TH = -layer.a_log_H.float().exp() * step_TH
@@ -106,9 +105,7 @@ def scan(
 
 def convolve_runs(
     mixed_TC: Tensor,
-    conv_CW: Tensor,
-    bias_C: Tensor | None,
-    windows: Tensor,
+    conv: Convolution,
     read_slots_N: Tensor,
     write_slots_N: Tensor,
     num_tokens: int,
@@ -118,19 +115,17 @@ def convolve_runs(
     Args:
         mixed_TC: Inputs of the convolution [T, C]: all tokens of the first sequence, then of the
             next.
-        conv_CW: Weights, with one column for each token that the convolution sees.
-        bias_C: Bias [C]; None for none.
-        windows: Last inputs of each slot [slots, C, W], updated in place.
+        conv: The convolution.
         read_slots_N: Slot of each sequence's window before its first token [N]; -1 at the start of
             a text.
         write_slots_N: Slot for each sequence's window after its last token [N].
         num_tokens: Tokens per sequence.
     """
-    _begin((windows,), read_slots_N, write_slots_N)
+    _begin((conv.windows,), read_slots_N, write_slots_N)
     out_TC = torch.empty_like(mixed_TC)
     for index_N in _token_indices(len(write_slots_N), num_tokens, write_slots_N.device):
-        arguments = mixed_TC[index_N], conv_CW, bias_C, windows, write_slots_N, write_slots_N
-        out_TC[index_N] = convolve(*arguments).to(out_TC.dtype)
+        out_NC = convolve(mixed_TC[index_N], conv, write_slots_N, write_slots_N)
+        out_TC[index_N] = out_NC.to(out_TC.dtype)
     return out_TC
 
 
@@ -188,23 +183,17 @@ def _decay_weights(
 
 
 def convolve(
-    mixed_TC: Tensor,
-    conv_CW: Tensor,
-    bias_C: Tensor | None,
-    windows: Tensor,
-    read_slots_T: Tensor,
-    write_slots_T: Tensor,
+    mixed_TC: Tensor, conv: Convolution, read_slots_T: Tensor, write_slots_T: Tensor
 ) -> Tensor:
     """Compute the convolution at the new tokens [T, C] in float32, and append them to the windows.
 
     Args:
         mixed_TC: Inputs of the convolution [T, C].
-        conv_CW: Weights, with one column for each token that the convolution sees.
-        bias_C: Bias [C]; None for none.
-        windows: Last inputs of each slot [slots, C, W], updated in place.
+        conv: The convolution.
         read_slots_T: Slot of each row's window before the token [T].
         write_slots_T: Slot for each row's window after the token [T].
     """
+    conv_CW, bias_C, windows = conv
     extended_TCW = torch.cat([windows[read_slots_T], mixed_TC[..., None].to(windows.dtype)], -1)
     windows[write_slots_T] = extended_TCW[..., 1:]
     out_TC = (extended_TCW[..., -conv_CW.shape[-1] :].float() * conv_CW.float()).sum(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,18 @@ BASE, LISTED, WINDOW, NEXT_WINDOW, PAGES = range(5)
 READ_SLOTS, WRITE_SLOTS = range(2)
 NUM_OWN: Final = 2
 """Number of rows of `RowSlots.inputs_RT` if the sequences have states of their own."""
+
+
+class Convolution(NamedTuple):
+    """A convolution of each channel, and the inputs that it keeps for later tokens."""
+
+    weights_CW: Tensor
+    """Weights, with one column for each token that the convolution sees."""
+    bias_C: Tensor | None
+    """Bias; None for none."""
+    windows: Tensor
+    """[slots, C, W] the last inputs of each slot, updated in place. W is at least the number of
+    tokens that the convolution sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,10 @@ class DeltaInputs:
     def rows(self, at: slice | Tensor) -> DeltaInputs:
         """Return the inputs of some rows."""
         return replace(self, mixed_TC=self.mixed_TC[at], a_TH=self.a_TH[at], b_TH=self.b_TH[at])
+
+    def convolution(self, cache: DeltaStates) -> Convolution:
+        """Return the layer's convolution."""
+        return Convolution(self.conv_CW, self.conv_bias_C, cache.windows)
 
 
 @dataclass(frozen=True, slots=True)

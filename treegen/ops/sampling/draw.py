@@ -118,27 +118,21 @@ def draw(
     # Sorting, summing and searching logits takes ten to twenty times their memory.
     width = max(logits_PV.shape[1], texts.longest if texts is not None else 0)
     max_rows = max(_MAX_LOGITS // width, 1)
+    inputs = logits_PV, seeds_PN, steps_PN, params, forced_P, texts, masks
     if len(logits_PV) <= max_rows:
-        return _draw(logits_PV, seeds_PN, steps_PN, params, forced_P, texts, masks)
-    parts = []
-    for start in range(0, len(logits_PV), max_rows):
-        rows = slice(start, start + max_rows)
-        forced = None if forced_P is None else forced_P[rows]
-        part_texts = None if texts is None else slice_rows(texts, rows)
-        part_params = slice_rows(params, rows)
-        part_masks = None if masks is None else slice_rows(masks, rows)
-        parts.append(
-            _draw(
-                logits_PV[rows],
-                seeds_PN[rows],
-                steps_PN[rows],
-                part_params,
-                forced,
-                part_texts,
-                part_masks,
-            )
-        )
+        return _draw(*inputs)
+    parts = [
+        _draw(*(_slice(value, slice(start, start + max_rows)) for value in inputs))
+        for start in range(0, len(logits_PV), max_rows)
+    ]
     return _concat_draws(parts)
+
+
+def _slice(value: Any, rows: slice) -> Any:
+    """Return some rows of a tensor or a dataclass; None for None."""
+    if value is None:
+        return None
+    return value[rows] if isinstance(value, Tensor) else slice_rows(value, rows)
 
 
 def can_divide(device: torch.device) -> bool:

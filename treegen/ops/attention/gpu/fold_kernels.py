@@ -26,6 +26,8 @@ import triton.language as tl
 
 from treegen.ops.attention.gpu.kernel_steps import (
     LOG2E,
+    add_part,
+    cap_logits,
     load_block,
     reach_of,
     rows_of,
@@ -43,29 +45,12 @@ _COUNTS = ("num_units", "num_rows", "num_parts")
 
 
 @triton.jit
-def _write(
-    top,
-    total,
-    sum_MV,
-    row,
-    head,
-    mask,
-    sinks,
-    out,
-    lses,
-    H: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
-    """Write out [T, H, V] and natural lses [T, H], after adding sinks [H] to the softmax."""
-    if HAS_SINKS:
-        sink = tl.load(sinks + head, mask=mask, other=float("-inf")).to(tl.float32) * LOG2E
-        new_top = tl.maximum(top, tl.ceil(sink))
-        alpha = tl.exp2(top - new_top)
-        total, sum_MV, top = total * alpha, sum_MV * alpha[:, None], new_top
-        total += tl.exp2(sink - new_top)
-    store_rows(top, total, sum_MV, row, head, mask, out, lses, H, V, BLOCK_V)
+def _add_sinks(top, total, sum_MV, sinks, head, mask):
+    """Add the sinks [H] of each row's head to the sums of M rows."""
+    sink = tl.load(sinks + head, mask=mask, other=float("-inf")).to(tl.float32) * LOG2E
+    new_top = tl.maximum(top, tl.ceil(sink))
+    alpha = tl.exp2(top - new_top)
+    return new_top, total * alpha + tl.exp2(sink - new_top), sum_MV * alpha[:, None]
 
 
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=LISTS[:3])
@@ -164,13 +149,12 @@ def fold_units(
     if start >= stop:
         return
 
-    row, q_at, mask, q_MD = rows_of(
-        q, start, stop, head, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M
-    )
+    block = start, stop, head
+    row, q_at, mask, q_MD = rows_of(q, block, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M)
     e = tl.arange(0, BLOCK_V)
     first = low // BLOCK_N * BLOCK_N
     newest, oldest, first, high = reach_of(
-        unit, positions, row, mask, first, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
+        unit, positions, row, mask, first, high, window, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
     )
     page = tl.load(table + first // PAGE, mask=first < high, other=0)
 
@@ -196,11 +180,7 @@ def fold_units(
         k_ND = load_block(k, slot, in_bounds, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
         logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
         if HAS_CAP:
-            # tanh through exp, which does not overflow for large arguments of either sign.
-            logit = logit * scale
-            bend = tl.exp2(tl.abs(logit) * (-2 * LOG2E) / softcap)
-            sign = tl.where(logit < 0, -1.0, 1.0)
-            logit = tl.fma(sign * softcap * ((1 - bend) / (1 + bend)), LOG2E, _GRID) - _GRID
+            logit = tl.fma(cap_logits(logit * scale, softcap), LOG2E, _GRID) - _GRID
         else:
             logit = tl.fma(logit, scale * LOG2E, _GRID) - _GRID
         seen = seen_by(n, in_bounds, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
@@ -216,7 +196,9 @@ def fold_units(
 
     total_M = tl.max(total, 1)
     if LAST:
-        _write(top, total_M, sum_MV, row, q_at, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
+        if HAS_SINKS:
+            top, total_M, sum_MV = _add_sinks(top, total_M, sum_MV, sinks, q_at, mask)
+        store_rows(top, total_M, sum_MV, row, q_at, mask, out, lses, H, V, BLOCK_V)
     else:
         tl.store(sums + at[:, None] * V + e[None, :], sum_MV, mask=mask[:, None] & (e < V)[None, :])
         tl.store(stats + at, top, mask=mask)
@@ -272,10 +254,7 @@ def merge_sums(
         part_MV = tl.load(
             sums + at[:, None] * V + e[None, :], mask=valid[:, None] & (e < V)[None, :], other=0.0
         )
-        new_top = tl.maximum(top, part_top)
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        alpha, weight = tl.exp2(top - shift), tl.exp2(part_top - shift)
-        total = total * alpha + part_total * weight
-        sum_MV = sum_MV * alpha[:, None] + part_MV * weight[:, None]
-        top = new_top
-    _write(top, total, sum_MV, row, head, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
+        top, total, sum_MV = add_part(top, total, sum_MV, part_top, part_total, part_MV)
+    if HAS_SINKS:
+        top, total, sum_MV = _add_sinks(top, total, sum_MV, sinks, head, mask)
+    store_rows(top, total, sum_MV, row, head, mask, out, lses, H, V, BLOCK_V)

@@ -36,9 +36,7 @@ def unit_of(units, num_units, H: tl.constexpr, PER_HEAD: tl.constexpr, LAST: tl.
 @triton.jit
 def rows_of(
     q,
-    start,
-    stop,
-    head,
+    block,
     q_row,
     q_head,
     PER_HEAD: tl.constexpr,
@@ -50,9 +48,7 @@ def rows_of(
 
     Args:
         q: Pointer to the queries [T, H, D].
-        start: First query row of the unit.
-        stop: End of the unit's query rows, exclusive.
-        head: Key head.
+        block: First query row of the unit, the end of its rows (exclusive), and the key head.
         q_row: Stride of `q` between rows, in elements.
         q_head: Stride of `q` between heads.
         PER_HEAD: Query heads per key head.
@@ -60,6 +56,7 @@ def rows_of(
         BLOCK_D: Width of the block that holds them.
         BLOCK_M: Folded rows per program.
     """
+    start, stop, head = block
     m = tl.arange(0, BLOCK_M)
     row = start + m // PER_HEAD
     q_at = head * PER_HEAD + m % PER_HEAD
@@ -82,7 +79,6 @@ def reach_of(
     first,
     high,
     window,
-    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -99,13 +95,12 @@ def reach_of(
         first: First key of the unit.
         high: End of the unit's keys, exclusive.
         window: Number of positions of the window or chunk.
-        BLOCK_M: Folded rows per program.
         BLOCK_N: Keys per block. The range starts at a multiple of it.
         HAS_POSITIONS: Whether causality or a window may hide keys.
         HAS_WINDOW: 0 for no window, 1 for the last positions, 2 for those of the row's chunk.
     """
-    newest = tl.zeros([BLOCK_M], tl.int32) + high
-    oldest = tl.zeros([BLOCK_M], tl.int32)
+    oldest = tl.zeros([row.shape[0]], tl.int32)
+    newest = oldest + high
     if HAS_POSITIONS:
         origin, causal = tl.load(unit + 6), tl.load(unit + 7)
         position = tl.load(positions + row, mask=mask, other=0).to(tl.int32) - origin
@@ -186,6 +181,33 @@ def seen_by(n, in_bounds, newest, oldest, HAS_POSITIONS: tl.constexpr, HAS_WINDO
     if HAS_WINDOW:
         seen = seen & (n[None, :] >= oldest[:, None])
     return seen
+
+
+@triton.jit
+def cap_logits(logit, softcap):
+    """Return logits with a soft bound: softcap * tanh(logit / softcap)."""
+    # tanh through exp, which does not overflow for large arguments of either sign.
+    bend = tl.exp2(tl.abs(logit) * (-2 * LOG2E) / softcap)
+    return tl.where(logit < 0, -1.0, 1.0) * softcap * ((1 - bend) / (1 + bend))
+
+
+@triton.jit
+def add_part(top, total, sum_MV, part_top, part_total, part_MV):
+    """Add a partial result to the running softmax of M rows.
+
+    Args:
+        top: Maximum of each row's logits in base 2 [M].
+        total: Sum of weights relative to `top` [M].
+        sum_MV: Weighted sum of values [M, V].
+        part_top: Maximum of the part, or its LSE in base 2 [M].
+        part_total: Sum of the part's weights relative to `part_top` [M]; 1 for an LSE.
+        part_MV: Weighted sum of the part's values [M, V].
+    """
+    new_top = tl.maximum(top, part_top)
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    alpha, weight = tl.exp2(top - shift), tl.exp2(part_top - shift)
+    total = total * alpha + part_total * weight
+    return new_top, total, sum_MV * alpha[:, None] + part_MV * weight[:, None]
 
 
 @triton.jit

@@ -12,6 +12,8 @@ import triton.language as tl
 
 from treegen.ops.attention.gpu.kernel_steps import (
     LOG2E,
+    add_part,
+    cap_logits,
     load_block,
     reach_of,
     rows_of,
@@ -28,28 +30,13 @@ LISTS = ("pages", "units", "positions", "slots")
 
 
 @triton.jit
-def _add_part(top, total, sum_MV, lse, part_MV):
-    """Add a partial result to a running softmax: its weight is exp2 of its LSE."""
-    new_top = tl.maximum(top, lse)
-    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-    alpha, weight = tl.exp2(top - shift), tl.exp2(lse - shift)
-    return new_top, total * alpha + weight, sum_MV * alpha[:, None] + part_MV * weight[:, None]
-
-
-@triton.jit
 def merge_partials(
     row,
     head,
     mask,
-    parts,
-    part_lses,
-    num_parts,
-    dense,
-    dense_lses,
+    written,
+    dense_part,
     num_rows,
-    dense_rows,
-    num_chunks,
-    BLOCK_M: tl.constexpr,
     H: tl.constexpr,
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -62,15 +49,11 @@ def merge_partials(
         row: Query row of each folded row [M].
         head: Query head of each folded row [M].
         mask: Which folded rows to load [M].
-        parts: Pointer to the parts [P, T, H, V], float32.
-        part_lses: Pointer to their LSEs [P, T, H], float32.
-        num_parts: Number of parts to merge, from the first.
-        dense: Pointer to the dense chunks [C, R, FOLD, H / FOLD, V], in the type of the queries.
-        dense_lses: Pointer to their LSEs [C, H / FOLD, R, FOLD], float32.
+        written: Pointer to the parts [P, T, H, V], float32, pointer to their LSEs [P, T, H],
+            float32, and the number of parts to merge, from the first.
+        dense_part: Pointer to the dense chunks [C, R, FOLD, H / FOLD, V], in the type of the
+            queries, pointer to their LSEs [C, H / FOLD, R, FOLD], float32, R and C.
         num_rows: T, the number of query rows.
-        dense_rows: R, the number of rows of the dense chunks.
-        num_chunks: C, the number of dense chunks.
-        BLOCK_M: Folded rows per program.
         H: Query heads.
         V: Value dimension.
         BLOCK_V: Width of the block that holds a value.
@@ -80,6 +63,9 @@ def merge_partials(
     Returns:
         Maximum in base 2 [M], sum of weights [M], and weighted sum of results [M, V].
     """
+    parts, part_lses, num_parts = written
+    dense, dense_lses, dense_rows, num_chunks = dense_part
+    BLOCK_M: tl.constexpr = row.shape[0]
     e = tl.arange(0, BLOCK_V)
     mask_MV = mask[:, None] & (e < V)[None, :]
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -94,7 +80,7 @@ def merge_partials(
         )
         # A part with the LSE -inf may not have been written.
         part_MV = tl.where((lse > float("-inf"))[:, None], part_MV, 0.0).to(tl.float32)
-        top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
+        top, total, sum_MV = add_part(top, total, sum_MV, lse, 1.0, part_MV)
     dense_size = dense_rows.to(tl.int64) * H
     dense_at = row.to(tl.int64) * H + head % FOLD * (H // FOLD) + head // FOLD
     lse_at = (head // FOLD * dense_rows + row) * FOLD + head % FOLD
@@ -103,93 +89,15 @@ def merge_partials(
         part_MV = tl.load(
             dense + (c * dense_size + dense_at)[:, None] * V + e[None, :], mask=mask_MV, other=0.0
         ).to(tl.float32)
-        top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
+        top, total, sum_MV = add_part(top, total, sum_MV, lse, 1.0, part_MV)
     return top, total, sum_MV
 
 
 @triton.jit
-def store_merged(
-    top,
-    total,
-    sum_MV,
-    row,
-    head,
-    mask,
-    sinks,
-    out,
-    lses,
-    H: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
-    """Write the results and LSEs of M rows, after adding sinks to the softmax.
-
-    Args:
-        top: Maximum of each row's logits in base 2 [M].
-        total: Sum of weights relative to `top` [M].
-        sum_MV: Weighted sum of values [M, V].
-        row: Query row of each folded row [M].
-        head: Query head of each folded row [M].
-        mask: Which folded rows to write [M].
-        sinks: Pointer to the sinks [H].
-        out: Pointer to the results [T, H, V].
-        lses: Pointer to the LSEs [T, H].
-        H: Query heads.
-        V: Value dimension.
-        BLOCK_V: Width of the block that holds a value.
-        HAS_SINKS: Whether there are sinks.
-    """
-    if HAS_SINKS:
-        sink = tl.load(sinks + head, mask=mask, other=float("-inf")).to(tl.float32) * LOG2E
-        top, total, sum_MV = _add_part(top, total, sum_MV, sink, tl.zeros_like(sum_MV))
-    store_rows(top, total, sum_MV, row, head, mask, out, lses, H, V, BLOCK_V)
-
-
-@triton.jit
-def store_part(
-    top,
-    total,
-    sum_MV,
-    part,
-    row,
-    head,
-    mask,
-    parts,
-    part_lses,
-    num_rows,
-    H: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """Write the running softmax of M rows to one part.
-
-    Args:
-        top: Maximum of each row's logits in base 2 [M].
-        total: Sum of weights relative to `top` [M].
-        sum_MV: Weighted sum of values [M, V].
-        part: Number of the part.
-        row: Query row of each folded row [M].
-        head: Query head of each folded row [M].
-        mask: Which folded rows to write [M].
-        parts: Pointer to the parts [P, T, H, V], float32.
-        part_lses: Pointer to their LSEs [P, T, H], float32.
-        num_rows: T, the number of query rows.
-        H: Query heads.
-        V: Value dimension.
-        BLOCK_V: Width of the block that holds a value.
-    """
-    e = tl.arange(0, BLOCK_V)
-    valid = total > 0
-    divisor = tl.where(valid, total, 1.0)
-    at = (part * num_rows.to(tl.int64) + row) * H + head
-    tl.store(
-        parts + at[:, None] * V + e[None, :],
-        sum_MV / divisor[:, None],
-        mask=mask[:, None] & (e < V)[None, :],
-    )
-    lse = tl.where(valid, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
-    tl.store(part_lses + at, lse, mask=mask)
+def _add_sinks(top, total, sum_MV, sinks, head, mask):
+    """Add the sinks [H] of each row's head to the running softmax of M rows."""
+    sink = tl.load(sinks + head, mask=mask, other=float("-inf")).to(tl.float32) * LOG2E
+    return add_part(top, total, sum_MV, sink, 1.0, tl.zeros_like(sum_MV))
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
@@ -299,21 +207,16 @@ def attend_units(
     if start >= stop:
         return
 
+    block = start, stop, head
     if LATENT:
-        row, q_at, mask, q_MD = rows_of(
-            q, start, stop, head, q_row, q_head, PER_HEAD, V, BLOCK_V, BLOCK_M
-        )
-        _, _, _, q_MP = rows_of(
-            q + V, start, stop, head, q_row, q_head, PER_HEAD, D - V, BLOCK_D, BLOCK_M
-        )
+        row, q_at, mask, q_MD = rows_of(q, block, q_row, q_head, PER_HEAD, V, BLOCK_V, BLOCK_M)
+        _, _, _, q_MP = rows_of(q + V, block, q_row, q_head, PER_HEAD, D - V, BLOCK_D, BLOCK_M)
     else:
-        row, q_at, mask, q_MD = rows_of(
-            q, start, stop, head, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M
-        )
+        row, q_at, mask, q_MD = rows_of(q, block, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M)
         if BLOCK_M == 1:
             q_D = tl.sum(q_MD.to(tl.float32), 0)
     newest, oldest, low, high = reach_of(
-        unit, positions, row, mask, low, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
+        unit, positions, row, mask, low, high, window, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
     )
     if HAS_WINDOW:
         page = tl.load(table + low // PAGE, mask=low < high, other=0)
@@ -321,24 +224,10 @@ def attend_units(
     part = tl.load(unit)
     if LAST:
         # Merge first, while the queries are being loaded: at the end no other load would overlap.
+        written = parts, part_lses, part
+        dense_part = dense, dense_lses, dense_rows, num_chunks
         top, total, sum_MV = merge_partials(
-            row,
-            q_at,
-            mask,
-            parts,
-            part_lses,
-            part,
-            dense,
-            dense_lses,
-            num_rows,
-            dense_rows,
-            num_chunks,
-            BLOCK_M,
-            H,
-            V,
-            BLOCK_V,
-            FOLD,
-            1,
+            row, q_at, mask, written, dense_part, num_rows, H, V, BLOCK_V, FOLD, 1
         )
     else:
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -362,10 +251,7 @@ def attend_units(
             else:
                 logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale
         if HAS_CAP:
-            # tanh through exp, which does not overflow for large arguments of either sign.
-            bend = tl.exp2(tl.abs(logit) * (-2 * LOG2E) / softcap)
-            sign = tl.where(logit < 0, -1.0, 1.0)
-            logit = sign * softcap * ((1 - bend) / (1 + bend))
+            logit = cap_logits(logit, softcap)
         seen = seen_by(n, in_bounds, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
         logit = tl.where(seen, logit * LOG2E, float("-inf"))
         new_top = tl.maximum(top, tl.max(logit, 1))
@@ -385,13 +271,12 @@ def attend_units(
         top = new_top
 
     if LAST:
-        store_merged(
-            top, total, sum_MV, row, q_at, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS
-        )
+        if HAS_SINKS:
+            top, total, sum_MV = _add_sinks(top, total, sum_MV, sinks, q_at, mask)
+        store_rows(top, total, sum_MV, row, q_at, mask, out, lses, H, V, BLOCK_V)
     else:
-        store_part(
-            top, total, sum_MV, part, row, q_at, mask, parts, part_lses, num_rows, H, V, BLOCK_V
-        )
+        part_row = part * num_rows.to(tl.int64) + row
+        store_rows(top, total, sum_MV, part_row, q_at, mask, parts, part_lses, H, V, BLOCK_V)
 
 
 @triton.jit(do_not_specialize=(*COUNTS[1:], "num_parts"))
@@ -438,26 +323,14 @@ def merge_parts(
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = pair // H, pair % H
     mask = row < num_rows
+    written = parts, part_lses, num_parts
+    dense_part = dense, dense_lses, dense_rows, num_chunks
     top, total, sum_MV = merge_partials(
-        row,
-        head,
-        mask,
-        parts,
-        part_lses,
-        num_parts,
-        dense,
-        dense_lses,
-        num_rows,
-        dense_rows,
-        num_chunks,
-        BLOCK_M,
-        H,
-        V,
-        BLOCK_V,
-        FOLD,
-        4,
+        row, head, mask, written, dense_part, num_rows, H, V, BLOCK_V, FOLD, 4
     )
-    store_merged(top, total, sum_MV, row, head, mask, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
+    if HAS_SINKS:
+        top, total, sum_MV = _add_sinks(top, total, sum_MV, sinks, head, mask)
+    store_rows(top, total, sum_MV, row, head, mask, out, lses, H, V, BLOCK_V)
 
 
 @triton.jit(do_not_specialize_on_alignment=LISTS)

@@ -26,7 +26,7 @@ from treegen.ops.attention.gpu.work_units import (
     splits_of,
     table_of,
 )
-from treegen.ops.attention.level import HostLevel, IntArray, Items
+from treegen.ops.attention.level import HostLevel, IntArray, Items, memoize
 
 _FEW_KEYS = 2048  # keys of a group up to which all passes use the same height of units
 
@@ -78,18 +78,19 @@ def _entries(
     if level.causal:
         # An item's own keys grow from pass to pass, and it always has at least one.
         size = int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT_FEW
-        causal_key = "own", size, shape, processors
-        if causal_key not in items.memo:
-            items.memo[causal_key] = _shape_of(level, items, shape, processors)
-        groups, kind, splits = items.memo[causal_key]
+        groups, kind, splits = memoize(
+            items.memo,
+            ("own", size, shape, processors),
+            lambda: _shape_of(level, items, shape, processors),
+        )
         return _table(level, items, groups, splits, part, offset, shape.page_size), kind, splits
-    key = "shared", part, offset, shape, processors
-    if key not in items.memo:
+
+    def make() -> tuple[IntArray, int, int]:
         groups, kind, splits = _shape_of(level, items, shape, processors)
         table = _table(level, items, groups, splits, part, offset, shape.page_size)
-        items.memo[key] = table, kind, splits
-    entries: tuple[IntArray, int, int] = items.memo[key]
-    return entries
+        return table, kind, splits
+
+    return memoize(items.memo, ("shared", part, offset, shape, processors), make)
 
 
 def _shape_of(

@@ -37,7 +37,7 @@ from treegen.ops.attention.gpu.work_units import (
     build_work_list,
     kind_of,
 )
-from treegen.ops.attention.level import HostLevel, IntArray
+from treegen.ops.attention.level import HostLevel, IntArray, memoize
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,7 @@ class TritonState:
             live_rows: Number of query rows without padding.
         """
         key = shape, live_rows
-        if key not in self._plans:
-            self._plans[key] = self._make_plan(shape, live_rows)
-        return self._plans[key]
+        return memoize(self._plans, key, lambda: self._make_plan(*key))
 
     def _make_plan(self, shape: WorkShape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
         levels, processors = self.levels, count_processors(self.device)

@@ -6,8 +6,8 @@ key blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -18,28 +18,12 @@ from treegen.common.device import to_device, use_device
 from treegen.ops.attention.gpu import tree_kernels
 from treegen.ops.attention.gpu.launch import block_of
 from treegen.ops.attention.gpu.tuning import shared_memory
-from treegen.ops.attention.level import IntArray
+from treegen.ops.attention.level import IntArray, memoize
+from treegen.ops.attention.tree import TreeLayout
 from treegen.ops.attention.types import AttentionOptions, Window
 
 _MIN_PROGRAMS: Final = 1024
 """Number of programs from which one program computes all query heads of a key block."""
-
-
-class PackedTokens(Protocol):
-    """The part of `TreeLayout` that the kernels use."""
-
-    @property
-    def memo(self) -> dict[Any, Any]:
-        """Values that all layers use."""
-        ...
-
-    def positions(self) -> NDArray[np.int64]:
-        """Return the position of each token in its texts [T]."""
-        ...
-
-    def token_stops(self) -> NDArray[np.int64]:
-        """Return the end of the subtree of each token's segment [T]."""
-        ...
 
 
 class TileSizes(NamedTuple):
@@ -113,7 +97,7 @@ class TreeKernels:
     Queries, keys and values are contiguous, with heads first.
     """
 
-    def __init__(self, layout: PackedTokens, options: AttentionOptions) -> None:
+    def __init__(self, layout: TreeLayout, options: AttentionOptions) -> None:
         """Store the tree and the options of a layer.
 
         Args:
@@ -233,11 +217,6 @@ class TreeKernels:
             layout = np.concatenate([self._layout.token_stops(), self._layout.positions()])
             return to_device(layout.astype(np.int32), device)
 
-        blocks = self._memoize((tiles[:2], by_key, window, device), list_blocks)
-        return *blocks, self._memoize(("token_layout", device), list_token_layout)
-
-    def _memoize(self, key: Any, make: Callable[[], Any]) -> Any:
         memo = self._layout.memo
-        if key not in memo:
-            memo[key] = make()
-        return memo[key]
+        blocks = memoize(memo, (tiles[:2], by_key, window, device), list_blocks)
+        return *blocks, memoize(memo, ("token_layout", device), list_token_layout)

@@ -82,17 +82,17 @@ def logits_of(products, scale, softcap, HAS_CAP: tl.constexpr):
 
 
 @triton.jit
-def is_seen(row, key, token_layout, num_rows, window, HAS_WINDOW: tl.constexpr):
+def is_seen(row, key, tree, HAS_WINDOW: tl.constexpr):
     """Return which rows see which keys; both have a dimension of 1 where the other varies.
 
     Args:
         row: Rows.
         key: Keys.
-        token_layout: Pointer to the stops of all tokens, then their positions.
-        num_rows: T.
-        window: Number of positions of the window or chunk.
+        tree: Pointer to the stops of all tokens, then their positions; T; and the number of
+            positions of the window or chunk.
         HAS_WINDOW: 0 for no window, 1 for the last positions, 2 for those of the row's chunk.
     """
+    token_layout, num_rows, window = tree
     stop = tl.load(token_layout + key, mask=key < num_rows, other=0)
     seen = (key <= row) & (row < stop)
     if HAS_WINDOW:
@@ -161,6 +161,7 @@ def attend_rows(
     """
     # The last rows see most keys, so they start first.
     block, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    tree = token_layout, num_rows, window
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
     q_MK = load_rows(q, head, row, num_rows, K, BLOCK_K)
     # A finite number: the difference of two infinities would not be a number.
@@ -177,9 +178,7 @@ def attend_rows(
             k_NK = load_rows(k, head // R, key, num_rows, K, BLOCK_K)
             logit, _ = logits_of(product(q_MK, tl.trans(k_NK)), scale, softcap, HAS_CAP)
             if masked:
-                seen = is_seen(
-                    row[:, None], key[None, :], token_layout, num_rows, window, HAS_WINDOW
-                )
+                seen = is_seen(row[:, None], key[None, :], tree, HAS_WINDOW)
                 logit = tl.where(seen, logit, float("-inf"))
             new_top = tl.maximum(top, tl.max(logit, 1))
             weight = tl.exp2(logit - new_top[:, None])
@@ -251,6 +250,7 @@ def differentiate_rows(
         HAS_CAP: Whether there is a soft cap.
     """
     block, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    tree = token_layout, num_rows, window
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
     q_MK = load_rows(q, head, row, num_rows, K, BLOCK_K)
     grad_MV = load_rows(grad, head, row, num_rows, V, BLOCK_V)
@@ -269,9 +269,7 @@ def differentiate_rows(
             logit, slope = logits_of(product(q_MK, tl.trans(k_NK)), scale, softcap, HAS_CAP)
             weight = tl.exp2(logit - lse[:, None])
             if masked:
-                seen = is_seen(
-                    row[:, None], key[None, :], token_layout, num_rows, window, HAS_WINDOW
-                )
+                seen = is_seen(row[:, None], key[None, :], tree, HAS_WINDOW)
                 weight = tl.where(seen, weight, 0.0)
             d_MN = weight * (product(grad_MV, tl.trans(v_NV)) - dot[:, None])
             if HAS_CAP:
@@ -340,6 +338,7 @@ def differentiate_keys(
     """
     # The first keys are seen by most rows, so they start first.
     block, first = tl.program_id(0), tl.program_id(1) * HEADS
+    tree = token_layout, num_rows, window
     key = block * BLOCK_N + tl.arange(0, BLOCK_N)
     k_NK = load_rows(k, first // R, key, num_rows, K, BLOCK_K)
     v_NV = load_rows(v, first // R, key, num_rows, V, BLOCK_V)
@@ -359,9 +358,7 @@ def differentiate_keys(
                 logit, slope = logits_of(product(k_NK, tl.trans(q_MK)), scale, softcap, HAS_CAP)
                 weight = tl.exp2(logit - lse[None, :])
                 if masked:
-                    seen = is_seen(
-                        row[None, :], key[:, None], token_layout, num_rows, window, HAS_WINDOW
-                    )
+                    seen = is_seen(row[None, :], key[:, None], tree, HAS_WINDOW)
                     weight = tl.where(seen, weight, 0.0)
                 dv_NV += product(weight.to(grad_MV.dtype), grad_MV)
                 d_NM = weight * (product(v_NV, tl.trans(grad_MV)) - dot[None, :])

@@ -36,11 +36,7 @@ def choose_tuning(
     while height > HEIGHTS[0] and not _fits(height, width, dtype, memory, chosen):
         if few and chosen["num_stages"] == 2:  # large blocks need a second stage
             few, chosen = False, _fastest(height, width, dtype, False)
-        elif chosen["num_stages"] > 1:
-            chosen["num_stages"] -= 1
-        elif chosen["BLOCK_N"] > _MIN_KEYS:
-            chosen["BLOCK_N"] //= 2
-        else:
+        elif not _reduce(chosen):
             raise InputError(
                 f"a ratio of {height} query heads per key head and a head width of {width} need "
                 f"more shared memory than this GPU has ({memory:,} bytes); use "
@@ -66,18 +62,22 @@ def latent_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
     else:
         # Results fill half of the registers; queries and two blocks fill the shared memory.
         chosen = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
-    size, rotated = dtype.itemsize, 64
-    while True:
-        block = chosen["BLOCK_N"]
-        need = size * (height + chosen["num_stages"] * block) * (width + rotated)
-        if need + 1024 <= memory or block == _MIN_KEYS == chosen["num_stages"] * _MIN_KEYS:
-            return chosen
-        if chosen["num_stages"] > 1:
-            chosen["num_stages"] -= 1
-        elif block > _MIN_KEYS:
-            chosen["BLOCK_N"] //= 2
-        else:
-            return chosen
+    row_bytes = dtype.itemsize * (width + 64)  # with the rotated numbers
+    while row_bytes * (height + chosen["num_stages"] * chosen["BLOCK_N"]) + 1024 > memory:
+        if not _reduce(chosen):
+            break
+    return chosen
+
+
+def _reduce(chosen: dict[str, Any]) -> bool:
+    """Reduce stages or, with one stage, the block of keys; return False if both are minimal."""
+    if chosen["num_stages"] > 1:
+        chosen["num_stages"] -= 1
+    elif chosen["BLOCK_N"] > _MIN_KEYS:
+        chosen["BLOCK_N"] //= 2
+    else:
+        return False
+    return True
 
 
 def fold_tuning(

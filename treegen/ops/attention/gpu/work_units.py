@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from treegen.ops.attention.level import HostLevel, IntArray
+from treegen.ops.attention.level import HostLevel, IntArray, memoize
 
 # Folded query rows of a unit: 1 needs no matrix product, and a matrix product has at least 16. With
 # few rows, single rows use matrix products too: Triton loads keys ahead for these only.
@@ -143,9 +144,8 @@ def build_work_list(
         elif cut.num_rows:
             size = shape.page_size
             key = "units", part, offset, first_key, size, cut.kind, cut.height, cut.splits
-            if key not in level.memo:
-                level.memo[key] = _units(level, cut, part, offset, first_key, size)
-            tables[cut.kind].append(level.memo[key])
+            arguments = level, cut, part, offset, first_key, size
+            tables[cut.kind].append(memoize(level.memo, key, partial(_units, *arguments)))
             complete &= cut.num_rows == live_rows
             part += cut.splits
         offset += level.pages_GP.size
@@ -181,13 +181,14 @@ class _LevelTiling:
 
 
 def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _LevelTiling:
-    per_head = shape.per_head
-    sizes = shape.kv_heads, per_head, processors, shape.max_height
+    sizes = shape.kv_heads, shape.per_head, processors, shape.max_height
     options = shape.streamed, shape.is_wide, shape.has_few_rows(processors)
     key = "cut", first_key, *sizes, *options
-    if key in level.memo:
-        tiling: _LevelTiling = level.memo[key]
-        return tiling
+    return memoize(level.memo, key, partial(_cut, level, first_key, shape, processors))
+
+
+def _cut(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _LevelTiling:
+    per_head = shape.per_head
     rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
     rows, keys = rows_G[groups], keys_G[groups]
@@ -199,9 +200,7 @@ def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int)
         kind = 1 if is_flat else 2
     height = max(HEIGHTS[kind] // per_head, 1)
     splits = splits_of(rows, keys, kind, shape, processors)
-    cut = _LevelTiling(kind, height, splits, groups, int(rows.sum()), is_flat)
-    level.memo[key] = cut
-    return cut
+    return _LevelTiling(kind, height, splits, groups, int(rows.sum()), is_flat)
 
 
 def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, processors: int) -> int:
