@@ -469,7 +469,7 @@ def test_of_prompts_that_one_pass_computes_the_bad_one_is_named(bad: int) -> Non
     scheduler = scheduler_of(plan, model, model.new_cache(200, 2), params)
     with pytest.raises(NumericsError, match=f"prompt 'p{bad}' at token 2"):
         drain(scheduler)
-    assert scheduler.usage.prefill_steps == 2  # the tokens that they share, and all of them
+    assert scheduler.usage.prefill_steps == 1  # the tokens that they share fill a page
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
@@ -761,3 +761,30 @@ def test_deep_chain_and_wide_fan() -> None:
         model = HistoryModel()
         scheduler = scheduler_of(plan, model, model.new_cache(6_000, 4), params, max_rows=600)
         assert tokens_of(drain(scheduler, check=False)) == expected(model, plan, params)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_chain_of_prompts_takes_few_passes(page_size: int) -> None:
+    params = SamplingParams(max_tokens=2)
+    tokens = [2 + i % 7 for i in range(80)]
+    plan = plan_of([(tokens[:length], 1) for length in range(1, 81)], params, "off")
+    assert len(plan.segments) == 80
+    model = HistoryModel()
+    cache = model.new_cache(400, page_size)
+    scheduler = scheduler_of(plan, model, cache, params, max_rows=80, prefill_chunk=2000)
+    assert tokens_of(drain(scheduler)) == expected(model, plan, params)
+    # The last segment has none below it that waits, so it copies tokens instead of repeating them.
+    assert scheduler.usage.prefill_steps <= 2
+    assert scheduler.usage.prompt_tokens_computed == 80
+    assert scheduler.usage.recomputed_tokens < 80 * page_size
+
+
+def test_wide_levels_repeat_less_than_a_page_for_each_level() -> None:
+    params = SamplingParams(max_tokens=2)
+    prompts = [([2, 3, 4, 5 + i, 6 + j], 1) for i in range(10) for j in range(2)]
+    plan = plan_of(prompts, params, "off")
+    model = HistoryModel()
+    scheduler = scheduler_of(plan, model, model.new_cache(400, 8), params, prefill_chunk=200)
+    assert tokens_of(drain(scheduler)) == expected(model, plan, params)
+    assert scheduler.usage.prefill_steps == 3
+    assert 0 < scheduler.usage.recomputed_tokens < 2 * 8

@@ -62,19 +62,29 @@ def schedule_spans(
         span = _build_row_span(run, queue, slot, start, token_budget)
         spans.append(span)
         token_budget -= len(span.tokens)
-    logits = 0
+    logits = num_repeated = 0
+    depths: dict[int, int] = {}  # how many segments above it this pass computes, for each segment
     for index in sorted(to_compute):
         if token_budget == 0 or logits >= max_logits:
             break
-        segment = to_compute[index]
-        if segment.computed < segment.stop and run.store.is_ready(segment, reached):
-            span = _build_segment_span(run.store, segment, token_budget, max_logits - logits)
-            if len(span.tokens) > token_budget and spans:
+        segment, store = to_compute[index], run.store
+        if segment.computed == segment.stop:
+            continue
+        depth = depths.get(segment.parent.index, -1) + 1 if segment.parent is not None else 0
+        repeated = 0
+        if not store.is_ready(segment, reached):
+            repeated = store.count_repeatable(segment, reached)
+            # A pass repeats less than a page for each level that it computes ahead of time.
+            if not 0 < repeated < min(token_budget, depth * store.cache.page_size - num_repeated):
                 continue
-            spans.append(span)
-            reached[index] = span.stop
-            token_budget = max(token_budget - len(span.tokens), 0)
-            logits += len(span.logit_positions)
+        span = _build_segment_span(store, segment, repeated, token_budget, max_logits - logits)
+        if len(span.tokens) > token_budget and spans:
+            continue
+        spans.append(span)
+        reached[index], depths[index] = span.stop, depth
+        num_repeated += repeated
+        token_budget = max(token_budget - len(span.tokens), 0)
+        logits += len(span.logit_positions)
     # Sort by the shared segments first. Then the spans below any segment are consecutive.
     return sorted(spans, key=lambda span: (span.chain, span.key))
 
@@ -102,21 +112,33 @@ def _build_row_span(
 
 
 def _build_segment_span(
-    store: SegmentStore, segment: LiveSegment, token_budget: int, max_logits: int
+    store: SegmentStore, segment: LiveSegment, repeated: int, token_budget: int, max_logits: int
 ) -> Span:
-    store.tables.continue_parent(segment)
-    start = segment.computed
-    first_logit = max(start, segment.first_logit)
+    """Return the next span of a segment.
+
+    Args:
+        store: The segments.
+        segment: The segment.
+        repeated: Number of tokens of its parent that are computed again at the start of the span.
+        token_budget: As for `schedule_spans`.
+        max_logits: As for `schedule_spans`.
+    """
+    if repeated:
+        segment.continued = True
+    else:
+        store.tables.continue_parent(segment)
+    start = segment.computed - repeated
+    first_logit = max(segment.computed, segment.first_logit)
     stop = min(segment.stop, start + token_budget, first_logit + max_logits)
+    tokens = segment.path_tokens(start)
     if store.blocks is not None:
-        remaining = segment.tokens[start - segment.start :]
         # Stop before a block that would be cut, or after it if the span begins with it.
-        low, high = store.blocks.around(remaining, stop - start)
+        low, high = store.blocks.around(tokens, stop - start)
         stop = start + (low or high)
     assert segment.table is not None
     return Span(
         key=segment.index << _KEY_BITS,
-        tokens=segment.tokens[start - segment.start : stop - segment.start],
+        tokens=tokens[: stop - start],
         start=start,
         table=segment.table,
         base=segment.base,
@@ -332,8 +354,6 @@ def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
             start = segment.start
             segment.continued = False
             store.tables.continue_parent(segment)
-    # A table may begin within a segment above.
-    first = next(above for above in segment.path() if above.start <= start)
     states = None
     if store.states.exist:
         read_slot = NO_STATE
@@ -345,14 +365,14 @@ def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
         states = StateSpan(read_slot, segment.penultimate_state, segment.end_state)
     return Span(
         key=segment.index,
-        tokens=segment.path_tokens()[start:],
+        tokens=segment.path_tokens(start),
         start=start,
         table=segment.table,
         base=segment.base,
         chain=segment.above,
         logit_positions=np.empty(0, dtype=np.int64),
         segment=segment,
-        shift=store.shift_at(first, start),
+        shift=store.shift_at(segment, start),
         states=states,
     )
 

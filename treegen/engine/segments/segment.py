@@ -198,9 +198,14 @@ class LiveSegment:
             yield segment
             segment = segment.parent
 
-    def path_tokens(self) -> Tokens:
-        """Return all tokens from position 0 to its end."""
-        return np.concatenate([above.tokens for above in self.path()][::-1])
+    def path_tokens(self, start: int = 0) -> Tokens:
+        """Return the tokens from a position in it or in a segment above, by default 0, to its end."""
+        parts: list[Tokens] = []
+        for above in self.path():
+            parts.append(above.tokens[max(start - above.start, 0) :])
+            if above.start <= start:
+                break
+        return np.concatenate(parts[::-1])
 
     def mark_computed(self, stop: int) -> None:
         """Record that its keys and values are computed up to a position."""
