@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from treegen.engine.rows.queue import ALLOWED
 from treegen.engine.rows.table import RowPhase, RowTable
-from treegen.engine.segments.segment import RequestPhase, SegmentPhase, check_transition
 from treegen.ops.sampling.draw import AsyncDraws, Draws
 
 
@@ -94,19 +91,6 @@ def test_memory_follows_the_tokens_of_all_not_the_longest() -> None:
         rows.append(some, some, some.astype(np.float32), top, top.astype(np.float32))
     assert rows.generated.num_bytes < 50 * 2**20
     assert len(rows.tokens(slots)[0]) == 20_000
-
-
-@pytest.mark.parametrize("kind", [RequestPhase, SegmentPhase])
-def test_requests_and_segments_move_as_their_tables_say(kind: Any) -> None:
-    lines = [line.replace(",", " ").split() for line in kind.__doc__.splitlines()]
-    documented = {line[0]: set(line[1:]) for line in lines if line}
-    for before in kind:
-        for after in kind:
-            if after.name in documented[before.name]:
-                assert check_transition(before, after) is after
-            else:
-                with pytest.raises(AssertionError, match="may not become"):
-                    check_transition(before, after)
 
 
 def test_draws_come_to_the_host_by_name_one_entry_each() -> None:

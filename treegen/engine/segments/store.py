@@ -14,13 +14,7 @@ import numpy as np
 from treegen.common.params import SamplingParams
 from treegen.engine.segments.page_tables import PrefixMatcher, SegmentPageTables
 from treegen.engine.segments.prefix_cache import PrefixCache
-from treegen.engine.segments.segment import (
-    LiveRequest,
-    LiveSegment,
-    SegmentPhase,
-    SegmentStates,
-    check_transition,
-)
+from treegen.engine.segments.segment import LiveRequest, LiveSegment, SegmentStates
 from treegen.ops.cache.pool import PagedCache, Pages
 from treegen.ops.cache.state_cache import NO_STATE, Slots
 from treegen.prompts.images.table import ImageTable, MRopePositions
@@ -179,7 +173,7 @@ class SegmentStore:
             if len(surplus):
                 segment.table = table[: len(table) - len(surplus)]
                 self.cache.pool.free(surplus)
-            self._mark_idle(segment)
+            self._idle[segment.index] = segment
         return segment
 
     def view(self, segment: LiveSegment, cut: int, *, rows: int) -> LiveSegment:
@@ -206,7 +200,7 @@ class SegmentStore:
             )
             part.computed = part.was_computed = cut
             part.continued = True
-            self._mark_idle(part)
+            self._idle[part.index] = part
         self.promote(part, rows)
         return part
 
@@ -245,7 +239,6 @@ class SegmentStore:
             if segment.refs > 0:
                 return
             self._free(segment)
-            segment.phase = check_transition(segment.phase, SegmentPhase.FREED)
             del self.segments[segment.index]
             if segment.parent is not None:
                 del segment.parent.children[segment.index]
@@ -308,9 +301,7 @@ class SegmentStore:
             recomputed.computed = start
         for segment in reversed(request.opened):
             segment.openers[request] = None
-            if segment.phase is not SegmentPhase.OPEN:
-                self._idle.pop(segment.index, None)
-                segment.phase = check_transition(segment.phase, SegmentPhase.OPEN)
+            self._idle.pop(segment.index, None)
             reused += self.tables.allocate(segment)
             if segment.computed < segment.stop:
                 to_compute.append(segment)
@@ -402,7 +393,7 @@ class SegmentStore:
             if not segment.openers:
                 not_needed.append(segment)
                 segment.is_recomputing = False
-                self._mark_idle(segment)
+                self._idle[segment.index] = segment
                 self.states.on_idle(segment)
             elif segment.is_recomputing and all(
                 r.recomputed_segment is not segment for r in segment.openers
@@ -439,16 +430,10 @@ class SegmentStore:
         for segment in list(self._idle.values()):
             self._free(segment)
 
-    def _mark_idle(self, segment: LiveSegment) -> None:
-        """Mark a segment in memory as one that no open request needs."""
-        segment.phase = check_transition(segment.phase, SegmentPhase.IDLE)
-        self._idle[segment.index] = segment
-
     def _free(self, segment: LiveSegment) -> None:
         if segment.table is None:
             return
         del self._idle[segment.index]
-        segment.phase = check_transition(segment.phase, SegmentPhase.UNALLOCATED)
         self.cache.pool.end_loan(segment.index)  # pages of its expanded keys, if it has any
         self.cache.pool.free(segment.table)
         segment.table = None
@@ -459,25 +444,19 @@ class SegmentStore:
         """Drop all page tables; the caller has freed their pages."""
         self._idle.clear()
         for segment in self.segments.values():
-            segment.phase, segment.table = SegmentPhase.UNALLOCATED, None
+            segment.table = None
             segment.end_state = segment.penultimate_state = NO_STATE
 
     def check(self) -> None:
-        """Assert that the state and flags of every segment agree with its phase."""
+        """Assert that the flags of every segment agree with its pages and its open requests."""
         for segment in self.segments.values():
-            phase, description = segment.phase, f"segment {segment.index} is {segment.phase.value}"
-            assert (segment.table is None) == (phase is SegmentPhase.UNALLOCATED), (
-                f"{description}: pages"
-            )
-            assert bool(segment.openers) == (phase is SegmentPhase.OPEN), f"{description}: requests"
+            in_memory, is_open = segment.table is not None, bool(segment.openers)
+            name = f"segment {segment.index}"
+            assert in_memory or not is_open, f"{name} is open without pages"
             is_idle = self._idle.get(segment.index) is segment
-            assert is_idle == (phase is SegmentPhase.IDLE), f"{description}: idle"
-            assert phase is not SegmentPhase.UNALLOCATED or not segment.continued, (
-                f"{description}: continued"
-            )
-            assert phase is SegmentPhase.OPEN or not segment.is_recomputing, (
-                f"{description}: recomputing"
-            )
+            assert is_idle == (in_memory and not is_open), f"{name} is not idle, or not in the list"
+            assert in_memory or not segment.continued, f"{name} has no pages to continue in"
+            assert is_open or not segment.is_recomputing, f"{name} is computed for no request"
 
     def iter_page_tables(self) -> Iterator[Pages]:
         """Return all page tables, for the pool's check."""
