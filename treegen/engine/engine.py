@@ -19,7 +19,6 @@ from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.engine.features.encoder_cache import EncoderCache
-from treegen.engine.features.expanded_kv import ExpandedKVOptions
 from treegen.engine.param_set import ParamSet
 from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
@@ -37,7 +36,7 @@ from treegen.model.training.rank_updates import SharedWeights
 from treegen.model.training.weight_updates import StagedWeights
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import NO_STATE, StateCache
-from treegen.prompts.plan.cost_model import DEVICE_COSTS, Sharing
+from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import plan_requests
 
@@ -77,9 +76,8 @@ class Engine:
         self.model, self._ranks = model, model.ranks
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
-        self._expanded: ExpandedKVOptions | None = None
-        if model.can_expand_latents and not options.reproducible:
-            self._expanded = ExpandedKVOptions(model.spec, DEVICE_COSTS[model.device.type])
+        expands = model.can_expand_latents and not options.reproducible
+        self._expands_latents = model.spec if expands else None
         self.align = 1
         if options.reproducible:
             check_dtype(model.dtype, model.device)
@@ -198,7 +196,7 @@ class Engine:
                 max_rows=self.max_rows,
                 prefill_chunk=self.prefill_chunk,
                 run_ahead=self.searches_run_ahead if searches else self.run_ahead,
-                expanded=self._expanded,
+                expands_latents=self._expands_latents,
                 images=self.encoder_cache,
                 gate=self.gate,
             )

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treegen.common.outputs import Usage
+from treegen.common.spec import ModelSpec
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.features import Features, make_row_states, make_segment_states
 from treegen.engine.features.budgets import ThinkingBudgets
 from treegen.engine.features.confidence import ConfidenceStops
 from treegen.engine.features.encoder_cache import EncoderCache
-from treegen.engine.features.expanded_kv import ExpandedKVCache, ExpandedKVOptions
+from treegen.engine.features.expanded_kv import ExpandedKVCache
 from treegen.engine.features.grammars import RowGrammars
 from treegen.engine.param_set import ParamSet, ParamTable
 from treegen.engine.rows.engine_run import EngineRun
@@ -21,6 +22,7 @@ from treegen.engine.segments.store import SegmentStore
 from treegen.engine.weight_update_gate import UpdateGate
 from treegen.model.batch import ForwardModel
 from treegen.ops.cache.pool import PagedCache
+from treegen.prompts.plan.cost_model import DEVICE_COSTS
 from treegen.prompts.plan.plan import Plan
 
 
@@ -43,8 +45,8 @@ class EngineResources:
     run_ahead: bool = False
     """Whether each pass is launched before the results of the previous one are known, so that a GPU
     does not wait for the host. A row that has ended is then computed in one step too many."""
-    expanded: ExpandedKVOptions | None = None
-    """Decides which segments get expanded keys and values in addition to latents; None: none do."""
+    expands_latents: ModelSpec | None = None
+    """The model, if some segments get expanded keys and values in addition to latents."""
     images: EncoderCache | None = None
     """Image embeddings of prompts; None for a model that takes no images."""
     gate: UpdateGate = field(default_factory=UpdateGate)
@@ -108,8 +110,9 @@ def new_run(
     for param_set in further:
         run.param_sets.add(param_set, lambda: range(len(run.param_sets)))
     expanded = None
-    if resources.expanded is not None:
-        expanded = ExpandedKVCache(cache, store, model_runner, resources.expanded)
+    if (spec := resources.expands_latents) is not None:
+        cost = DEVICE_COSTS[resources.model.device.type]
+        expanded = ExpandedKVCache(cache, store, model_runner, spec, cost)
     grammars = RowGrammars(run)
     return run, Features(
         states=make_row_states(run.rows, cache.states, recomputes_last=recomputes_last),

@@ -17,11 +17,9 @@ from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, 
 from treegen.common.progress import show_progress
 from treegen.common.spelling import did_you_mean
 from treegen.common.synchronization import Synchronized, synchronized
-from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.compute.levels import Ints
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
-from treegen.model.model import Model
 from treegen.prompts.plan.plan import Plan
 
 _MAX_NAMED: Final = 8  # maximum number of ids that an error lists
@@ -35,22 +33,10 @@ class Stream(Iterator[Completion], CloseableRun, Synchronized):
         usage: The usage so far.
     """
 
-    def __init__(
-        self, plan: Plan, scheduler: Scheduler, model: Model, graphs: DecodeGraphs | None
-    ) -> None:
-        """Set up the stream for `LLM.stream`.
-
-        Args:
-            plan: The plan of the run.
-            scheduler: The scheduler that runs it.
-            model: The model.
-            graphs: CUDA graphs of decode steps; None without graphs.
-        """
-        self._model = model
-        self._graphs = graphs
+    def __init__(self, plan: Plan, scheduler: Scheduler) -> None:
+        """Set up the stream for `LLM.stream`; `scheduler` runs the plan."""
+        self.plan, self.scheduler = plan, scheduler
         self._closed = False
-        self.plan = plan
-        self.scheduler = scheduler
         self._finished: list[Completion] = []
         self._index_of = {request.id: i for i, request in enumerate(plan.requests)}
 
@@ -119,9 +105,10 @@ class Stream(Iterator[Completion], CloseableRun, Synchronized):
         except BaseException:
             self.close()
             raise
-        if self._graphs is not None and self._graphs.eager_because:
-            self.usage.eager_because = self._graphs.eager_because
-        self.usage.uncompiled_because = self._model.uncompiled_because
+        runner = self.scheduler.run.model_runner
+        if runner.graphs is not None and runner.graphs.eager_because:
+            self.usage.eager_because = runner.graphs.eager_because
+        self.usage.uncompiled_because = runner.uncompiled_because
         return finished
 
     @synchronized

@@ -131,10 +131,10 @@ class ModelDrafter(SingleRateDrafter):
         """
         rows, num = self._run.rows, len(slots)
         room_R = self._queue.reserve_lookahead(slots, rows.count[slots], room_R)
-        rate = min(max(self._chance.value, 0.01), 0.99)  # the estimated acceptance rate
+        rate = min(max(self.acceptance_rate, 0.01), 0.99)  # the estimated acceptance rate
         length = max(int(math.log(_MIN_ACCEPTANCE) / math.log(rate)), 1)
         max_drafts = min(int(room_R.max(initial=0)), length)
-        chance_R, kind_R = np.full(num, self._chance.value), np.zeros(num, dtype=np.int64)
+        chance_R, kind_R = np.full(num, self.acceptance_rate), np.zeros(num, dtype=np.int64)
         if not max_drafts:
             return Drafts(np.empty((num, 0), dtype=np.int64), chance_R, kind_R)
         self._catch_up(slots)

@@ -14,7 +14,7 @@ from treegen.errors import CapacityError, ContextError, InputError, arg
 from treegen.prompts.bos_eos import warn_of_unended_turns
 from treegen.prompts.expansion import bound_levels
 from treegen.prompts.images.table import ImageTable
-from treegen.prompts.plan.compile import CacheForm, compile_plan
+from treegen.prompts.plan.compile import compile_plan
 from treegen.prompts.plan.cost_model import Sharing, cost_of
 from treegen.prompts.plan.draws import hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
@@ -453,12 +453,5 @@ def plan_requests(
         max_rows=max_rows,
         split_at=list(split_at),
         align=align,
-        form=CacheForm(
-            spec.state_bytes,
-            spec.delta,
-            spec.latent,
-            spec.itemsize,
-            spec.copy_pages,
-            spec.index_topk,
-        ),
+        spec=spec,
     )
