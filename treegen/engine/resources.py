@@ -79,7 +79,6 @@ def new_run(
         cache,
         resources.prefix_cache,
         states=make_segment_states(cache.states, recomputes_last=recomputes_last),
-        recomputes_last=recomputes_last,
         images=images.table if images is not None else None,
         rotary=images.rotary if images is not None else None,
     )

@@ -120,17 +120,7 @@ def expand_level(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = 
     """
     start, stop = level.start_G, level.stop_G
     items = Items(offsets, start, stop, level.memo if memo is None else memo)
-    return HostLevel(
-        start_G=offsets[start],
-        stop_G=offsets[stop],
-        pages_GP=level.pages_GP,
-        kv_len_G=level.kv_len_G,
-        kv_start_G=level.kv_start_G,
-        causal=level.causal,
-        items=items,
-        copied=level.copied,
-        stored_GP=level.stored_GP,
-    )
+    return replace(level, start_G=offsets[start], stop_G=offsets[stop], memo={}, items=items)
 
 
 def pad_tables(tables: list[Pages]) -> Pages:

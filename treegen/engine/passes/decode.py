@@ -144,11 +144,9 @@ class DecodeSteps:
                 number=usage.decode_steps,
             )
         )
-        keys, number = shared_keys + int((ends - base).sum()), usage.decode_steps
+        keys = shared_keys + int((ends - base).sum())
         self._record_usage(levels, len(order), keys, int(ends.sum()))
-        if isinstance(draws, DeferredDraws):
-            return DeferredStep(order, rows.serial[order], draws, number, None, keys)
-        return self._in_flight(order, rows.serial[order], draws, keys=keys)
+        return self._in_flight(order, draws, None, keys)
 
     def draw(self, pending: DeferredStep) -> InFlightStep:
         """Draw from the logits of a deferred step, once the previous tokens are known."""
@@ -157,7 +155,8 @@ class DecodeSteps:
             slots, pending.serials, verify_input, undrawn.num_rows
         )
         draws = self._run.model_runner.finish(undrawn, masks, pending.number).first(len(slots))
-        return self._in_flight(slots, pending.serials, draws, verify_input, pending.keys)
+        fetch, version = AsyncDraws(draws), self._run.gate.version
+        return InFlightStep(slots, pending.serials, fetch, verify_input, pending.keys, version)
 
     def verify(
         self, order: Ints, counts: Ints, verify_input: VerifyInput
@@ -217,24 +216,22 @@ class DecodeSteps:
                 number=usage.decode_steps,
             )
         )
-        keys, number = shared_keys + int(keys_R.sum()), usage.decode_steps
+        keys = shared_keys + int(keys_R.sum())
         self._record_usage(prepared, len(order), keys, int(positions_T.sum()) + num)
         usage.drafted_tokens += num - len(order)
-        if isinstance(draws, DeferredDraws):
-            return DeferredStep(slots_T, rows.serial[slots_T], draws, number, verify_input, keys)
-        return self._in_flight(slots_T, rows.serial[slots_T], draws.first(num), verify_input, keys)
+        return self._in_flight(slots_T, draws, verify_input, keys)
 
     def _in_flight(
-        self,
-        slots: Ints,
-        serials: Ints,
-        draws: Draws,
-        verify_input: VerifyInput | None = None,
-        keys: int = 0,
-    ) -> InFlightStep:
+        self, slots: Ints, draws: Draws | DeferredDraws, verify_input: VerifyInput | None, keys: int
+    ) -> InFlightStep | DeferredStep:
         """Return a launched step; its arguments are fields of `InFlightStep`."""
-        version = self._run.gate.version
-        return InFlightStep(slots, serials, AsyncDraws(draws), verify_input, keys, version)
+        run, serials = self._run, self._run.rows.serial[slots]
+        if isinstance(draws, DeferredDraws):
+            number = run.usage.decode_steps - 1
+            return DeferredStep(slots, serials, draws, number, verify_input, keys)
+        if verify_input is not None:
+            draws = draws.first(len(slots))  # without padding
+        return InFlightStep(slots, serials, AsyncDraws(draws), verify_input, keys, run.gate.version)
 
     def drop_cached_rows(self) -> None:
         """Drop the cached inputs of the last step, after keys were computed again."""

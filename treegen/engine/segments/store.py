@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from treegen.common.params import SamplingParams
-from treegen.engine.segments.page_tables import PrefixMatcher, SegmentPageTables
+from treegen.engine.segments.page_tables import SegmentPageTables
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest, LiveSegment, SegmentStates
 from treegen.ops.cache.pool import PagedCache, Pages
@@ -29,7 +29,6 @@ class SegmentStore:
     Attributes:
         tables: Completes their page tables.
         states: Their recurrent states.
-        recomputes_last: Whether requests may need the last token of a segment computed again.
         rotary: Rotary positions of tokens; None if images shift no positions.
         blocks: Blocks of tokens that see each other, and so are computed in one pass; None without
             any.
@@ -42,7 +41,6 @@ class SegmentStore:
         prefix_cache: PrefixCache,
         *,
         states: SegmentStates,
-        recomputes_last: bool = False,
         images: ImageTable | None = None,
         rotary: MRopePositions | None = None,
     ) -> None:
@@ -53,21 +51,15 @@ class SegmentStore:
             cache: The paged KV cache.
             prefix_cache: Prefixes whose pages stay between runs.
             states: Recurrent states of the segments.
-            recomputes_last: Whether requests may need the last token of a segment computed again.
             images: The model's images. Default: the model takes none.
             rotary: Rotary positions of tokens. Default: images shift no positions.
         """
-        self.cache, self.recomputes_last, self.rotary, self.states = (
-            cache,
-            recomputes_last,
-            rotary,
-            states,
-        )
+        self.cache, self.states, self.rotary = cache, states, rotary
         self.blocks = images.blocks if images is not None else None
         self._images = images
         self.segments: dict[int, LiveSegment] = {}
-        self._plan, self._matcher = plan, PrefixMatcher(prefix_cache, self.states)
-        self.tables = SegmentPageTables(cache, self._matcher, self.states)
+        self._plan = plan
+        self.tables = SegmentPageTables(cache, prefix_cache, self.states)
         self._idle: dict[int, LiveSegment] = {}  # idle segments in memory, longest idle first
         self._next_index = 0
         self.add_plan(plan)
@@ -80,7 +72,7 @@ class SegmentStore:
         for segment in plan.segments:
             parent = live[segment.parent] if segment.parent >= 0 else None
             live.append(self.new(parent, segment.tokens, is_cascaded=segment.is_cascaded))
-        self._matcher.match_roots([segment for segment in live if segment.parent is None])
+        self.tables.match_roots([segment for segment in live if segment.parent is None])
         return live
 
     def new(
@@ -129,7 +121,7 @@ class SegmentStore:
         """Create a segment, with one reference for the caller."""
         segment = self.retain(self.new(parent, tokens))
         self.promote(segment, 1)
-        self._matcher.match_one(segment)
+        self.tables.match_one(segment)
         return segment
 
     def adopt(

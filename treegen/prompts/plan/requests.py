@@ -160,7 +160,7 @@ def expand_requests(
     prompts = []
     for expansion in expansions_of(tree):
         *path, last = expansion.path
-        rows = max(bound.rows for bound in bound_levels(expansion.levels, params))
+        rows = max(bound.rows for bound in bound_levels(expansion.node.expand, params))
         prompt = Node(last.content, samples=rows, id=expansion.id, template=last.template)
         for above in reversed(path):
             prompt = Node(above.content, children=[prompt], samples=0, template=above.template)
