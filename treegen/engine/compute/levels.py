@@ -8,7 +8,7 @@ Letters: N items, D levels of cascaded segments, G groups, P pages, R items, T q
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 def build_shared_levels(
-    chains_ND: Ints,
+    chains_ND: Ints | Pages,
     offsets: Ints,
     keys_of: Callable[[int], tuple[Pages, int, int]],
     copy_of: Callable[[int, int], Pages | None] | None = None,
@@ -123,10 +123,10 @@ def expand_level(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = 
     return replace(level, start_G=offsets[start], stop_G=offsets[stop], memo={}, items=items)
 
 
-def pad_tables(tables: list[Pages]) -> Pages:
-    """Return page tables as one array [G, P], padded with page 0."""
+def pad_tables(tables: Sequence[Pages | Sequence[int]], fill: int = 0) -> Pages:
+    """Return page tables, or lists of other indices, as one array [G, P]; `fill` pads the rows."""
     width = max(map(len, tables), default=0)
-    padded = np.zeros((len(tables), width), dtype=np.int32)
+    padded = np.full((len(tables), width), fill, dtype=np.int32)
     for row, table in enumerate(tables):
         padded[row, : len(table)] = table
     return padded

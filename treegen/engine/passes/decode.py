@@ -23,7 +23,7 @@ from treegen.engine.compute.decode_step import (
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_level, make_level
 from treegen.engine.compute.model_runner import StepInputs, StepRows
 from treegen.engine.features import Features
-from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
+from treegen.engine.passes.pass_inputs import build_step_inputs, build_step_rows
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.table import VerifyInput
@@ -120,19 +120,10 @@ class DecodeSteps:
             source: Index of each row in the last step, or -1, [rows].
             before: The last step, if its tokens are not known yet; None otherwise.
         """
-        run, usage = self._run, self._run.usage
-        rows, page_size = run.rows, run.cache.page_size
+        run = self._run
         step_rows, shared_keys = self._get_step_rows(order)
-        ends, base = rows.stop[order] + counts, rows.base[order]
-        pages = rows.table[order, : int(rows.num_pages[order].max())]
-        index = np.arange(len(order) + 1)
-        own_level = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
-        slots = compute_slot_mapping(pages, ends - 1 - base, page_size)
         forced = self._features.budgets.get_forced_tokens(order, counts)
-        rotary = ends - 1 + rows.shift[order]
-        inputs = np.stack(
-            [rows.last[order], source, ends - 1, slots, rows.seed[order], counts, forced, rotary]
-        )
+        inputs, own_level = build_step_inputs(run, order, counts, source, forced)
         draws, levels = run.model_runner.decode(
             StepInputs(
                 inputs=inputs,
@@ -141,11 +132,11 @@ class DecodeSteps:
                 uses_previous_draws=before is not None,
                 states=self._queue.states.step(order),
                 graphs=self._graphs is not None and self._graphs.eager_because is None,
-                number=usage.decode_steps,
+                number=run.usage.decode_steps,
             )
         )
-        keys = shared_keys + int((ends - base).sum())
-        self._record_usage(levels, len(order), keys, int(ends.sum()))
+        keys = shared_keys + int(own_level.kv_len_G.sum())
+        self._record_usage(levels, len(order), keys, int(inputs[POSITION].sum()) + len(order))
         return self._in_flight(order, draws, None, keys)
 
     def draw(self, pending: DeferredStep) -> InFlightStep:

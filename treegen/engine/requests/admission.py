@@ -82,11 +82,7 @@ class AdmissionController:
         if len(self._queue.ready) and not self._queue.num_active and not self.to_compute:
             # No row runs, yet the first ready row does not fit: something must be evicted.
             request = self._run.requests[int(self._run.rows.request[self._queue.ready[0]])]
-            self._make_room(
-                request,
-                lambda: request.row_pages(self._page_size),
-                lambda: self._queue.count_missing_slots(request),
-            )
+            self._make_room(request)
             self._queue.activate(1)
 
     def _try_open(self, request: LiveRequest, growth: int) -> bool:
@@ -98,13 +94,7 @@ class AdmissionController:
                 if not request.added or not self._run.store.evict_idle(request):
                     return False
         else:
-            self._make_room(
-                request,
-                lambda: self._run.store.pages_to_open(request),
-                lambda: self._queue.count_missing_slots(
-                    request, self._run.store.slots_to_open(request)
-                ),
-            )
+            self._make_room(request)
         del self._waiting[request]
         self._open[request] = None
         self._count_undrawn(request, request.num_rows if request.slots is None else 0)
@@ -186,27 +176,31 @@ class AdmissionController:
         del request.segment.requests[request]
         self._run.store.release(request.segment)
 
-    def _make_room(
-        self, request: LiveRequest, needed: Callable[[], int], slots_short: Callable[[], int]
-    ) -> None:
-        """Free pages until a request fits; freeing may raise the number that it needs.
+    def _make_room(self, request: LiveRequest) -> None:
+        """Free pages until a request can be opened or, if it is open, until a row of it fits.
 
-        Args:
-            request: The request; its own segments are not freed.
-            needed: Returns the number of pages that it needs now.
-            slots_short: Returns the number of recurrent state slots that are missing now.
+        Freeing pages may raise the number that the request needs.
         """
-        while self._pool.num_free < needed() or slots_short():
-            if not self.reclaim_pages(request):
-                if slots_short():
-                    raise CapacityError(
-                        f"prompt {request.spec.id!r} needs {slots_short()} more slots for "
-                        "recurrent states; give the cache more memory"
-                    )
+        store = self._run.store
+        while True:
+            pages = request.row_pages(self._page_size)
+            segment_slots = 0
+            if not request.is_open:
+                pages, segment_slots = store.pages_to_open(request), store.slots_to_open(request)
+            slots_short = self._queue.count_missing_slots(request, segment_slots)
+            if pages <= self._pool.num_free and not slots_short:
+                return
+            if self.reclaim_pages(request):
+                continue
+            if slots_short:
                 raise CapacityError(
-                    f"prompt {request.spec.id!r} needs {needed()} cache pages, but only "
-                    f"{self._pool.num_free} are free; give the cache more memory"
+                    f"prompt {request.spec.id!r} needs {slots_short} more slots for recurrent "
+                    "states; give the cache more memory"
                 )
+            raise CapacityError(
+                f"prompt {request.spec.id!r} needs {pages} cache pages, but only "
+                f"{self._pool.num_free} are free; give the cache more memory"
+            )
 
     def reclaim_pages(self, keep: LiveRequest | None = None) -> bool:
         """Free some pages, but none of request `keep`. Return False if nothing can be freed.
