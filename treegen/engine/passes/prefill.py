@@ -336,14 +336,17 @@ def recompute_segments(run: EngineRun, queue: RowQueue, features: Features, chun
     depths = {segment.index: sum(1 for _ in segment.path()) for segment in segments}
     segments.sort(key=lambda segment: (depths[segment.index], segment.index))
     for _, group in groupby(segments, key=lambda segment: depths[segment.index]):
-        spans = [_build_recompute_span(run, segment) for segment in group]
-        while spans:
-            spans = _recompute_pass(run, features, spans, chunk)
+        remaining = {segment: _start_recomputing(run, segment) for segment in group}
+        while remaining:
+            _recompute_pass(run, features, remaining, chunk)
     _copy_to_rows(run, queue)
 
 
-def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
-    """Return the tokens of a segment, and those of folded segments above that only it has."""
+def _start_recomputing(run: EngineRun, segment: LiveSegment) -> tuple[int, int]:
+    """Return the position from which a segment is computed again, and the slot of the state there.
+
+    The tokens of folded segments above that only this segment has are computed again too.
+    """
     assert segment.table is not None and segment.computed == segment.stop
     store, size, parent = run.store, run.cache.page_size, segment.parent
     start = segment.base
@@ -354,18 +357,82 @@ def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
             start = segment.start
             segment.continued = False
             store.tables.continue_parent(segment)
+    read_slot = NO_STATE
+    if start == segment.start:
+        read_slot = parent.end_state if parent is not None else NO_STATE
+    elif segment.above:
+        read_slot = store.segments[segment.above[-1]].end_state
+    is_known = read_slot != NO_STATE or start == 0 or not store.states.exist
+    assert is_known, "a segment above has no state"
+    return start, read_slot
+
+
+def _recompute_pass(
+    run: EngineRun,
+    features: Features,
+    remaining: dict[LiveSegment, tuple[int, int]],
+    token_budget: int,
+) -> None:
+    """Compute a pass, and update what remains of segments.
+
+    Args:
+        run: Shared state of the run.
+        features: Its optional features.
+        remaining: The position from which each segment is still to be computed, and the slot of the
+            state there.
+        token_budget: Maximum number of tokens of the pass.
+    """
+    spans: list[Span] = []
+    for segment, (start, read_slot) in list(remaining.items()):
+        if not token_budget:
+            break
+        span = _build_recompute_span(run.store, segment, start, read_slot, token_budget)
+        # A block that is never cut may exceed the budget, but only in a pass of its own.
+        if spans and len(span.tokens) > token_budget:
+            continue
+        spans.append(span)
+        token_budget = max(token_budget - len(span.tokens), 0)
+        if span.stop == segment.stop:
+            del remaining[segment]
+        else:
+            remaining[segment] = span.stop, span.states.write_slot if span.states else NO_STATE
+    spans.sort(key=lambda span: (span.chain, span.key))
+    inputs = prefill_inputs(run, spans)
+    if features.images is not None:
+        inputs = features.images.add_embeddings(inputs, run.usage)
+    run.model_runner.prefill(inputs)
+    run.usage.prefill_steps += 1
+    run.usage.recomputed_tokens += len(inputs.tokens)
+
+
+def _build_recompute_span(
+    store: SegmentStore, segment: LiveSegment, start: int, read_slot: int, token_budget: int
+) -> Span:
+    """Return a span of a segment that is computed again, without logits.
+
+    Args:
+        store: The segments.
+        segment: The segment.
+        start: Position of the first token.
+        read_slot: Slot of the state there.
+        token_budget: Maximum number of tokens, which a block that is never cut may exceed.
+    """
+    tokens = segment.path_tokens(start)
+    num = min(token_budget, len(tokens))
+    if store.blocks is not None:
+        low, high = store.blocks.around(tokens, num)
+        num = low or high
     states = None
     if store.states.exist:
-        read_slot = NO_STATE
-        if start == segment.start:
-            read_slot = parent.end_state if parent is not None else NO_STATE
-        elif segment.above:
-            read_slot = store.segments[segment.above[-1]].end_state
-        assert read_slot != NO_STATE or start == 0, "a segment above has no state"
-        states = StateSpan(read_slot, segment.penultimate_state, segment.end_state)
+        # A state that is kept before the last token is the running state until then.
+        states = StateSpan(read_slot, NO_STATE, segment.penultimate_state or segment.end_state)
+        if num == len(tokens):
+            penultimate_slot = segment.penultimate_state if num > 1 else NO_STATE
+            states = StateSpan(read_slot, penultimate_slot, segment.end_state)
+    assert segment.table is not None
     return Span(
         key=segment.index,
-        tokens=segment.path_tokens(start),
+        tokens=tokens[:num],
         start=start,
         table=segment.table,
         base=segment.base,
@@ -375,63 +442,6 @@ def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
         shift=store.shift_at(segment, start),
         states=states,
     )
-
-
-def _recompute_pass(
-    run: EngineRun, features: Features, spans: list[Span], chunk: int
-) -> list[Span]:
-    """Compute a pass of spans; return what is left of them."""
-    token_budget = chunk
-    now: list[Span] = []
-    later: list[Span] = []
-    for span in spans:
-        part, remainder = _split_span(run, span, token_budget) if token_budget else (None, span)
-        # A block that is never cut may exceed the budget, but only in a pass of its own.
-        if part is not None and now and len(part.tokens) > token_budget:
-            part, remainder = None, span
-        if part is not None:
-            now.append(part)
-            token_budget = max(token_budget - len(part.tokens), 0)
-        if remainder is not None:
-            later.append(remainder)
-    now.sort(key=lambda span: (span.chain, span.key))
-    inputs = prefill_inputs(run, now)
-    if features.images is not None:
-        inputs = features.images.add_embeddings(inputs, run.usage)
-    run.model_runner.prefill(inputs)
-    run.usage.prefill_steps += 1
-    run.usage.recomputed_tokens += len(inputs.tokens)
-    return later
-
-
-def _split_span(run: EngineRun, span: Span, token_budget: int) -> tuple[Span, Span | None]:
-    """Return the first part of a span, which fits into a pass, and the rest."""
-    num = min(token_budget, len(span.tokens))
-    if run.store.blocks is not None:
-        low, high = run.store.blocks.around(span.tokens, num)
-        num = low or high
-    if num == len(span.tokens):
-        return span, None
-    rotary, states, rest_states = run.store.rotary, span.states, span.states
-    if states is not None:
-        read_slot, penultimate_slot, write_slot = states
-        # A state that is kept before the last token is the running state until then.
-        running = write_slot if penultimate_slot == NO_STATE else penultimate_slot
-        states = StateSpan(read_slot, NO_STATE, running)
-        num_remaining = len(span.tokens) - num
-        rest_states = StateSpan(
-            running, penultimate_slot if num_remaining > 1 else NO_STATE, write_slot
-        )
-    shift = span.shift if rotary is None else rotary.after(span.tokens[:num], span.shift)
-    part = replace(span, tokens=span.tokens[:num], states=states)
-    remainder = replace(
-        span,
-        tokens=span.tokens[num:],
-        start=span.start + num,
-        shift=shift,
-        states=rest_states,
-    )
-    return part, remainder
 
 
 def _copy_to_rows(run: EngineRun, queue: RowQueue) -> None:
