@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 from treegen.common.outputs import Usage
 from treegen.common.spec import ModelSpec
 from treegen.engine.compute.model_runner import ModelRunner
-from treegen.engine.features import Features, make_row_states, make_segment_states
+from treegen.engine.features import Features
 from treegen.engine.features.budgets import ThinkingBudgets
 from treegen.engine.features.confidence import ConfidenceStops
 from treegen.engine.features.encoder_cache import EncoderCache
 from treegen.engine.features.expanded_kv import ExpandedKVCache
 from treegen.engine.features.grammars import RowGrammars
+from treegen.engine.features.recurrent_states import InPlaceRowStates, RecurrentSegmentStates
+from treegen.engine.features.update_lists import RowUpdateLists
 from treegen.engine.param_set import ParamSet, ParamTable
-from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.rows.engine_run import EngineRun, RowStates
 from treegen.engine.rows.table import RowTable
 from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.engine.segments.segment import SegmentStates
 from treegen.engine.segments.store import SegmentStore
 from treegen.engine.weight_update_gate import UpdateGate
 from treegen.model.batch import ForwardModel
@@ -78,7 +81,9 @@ def new_run(
         plan,
         cache,
         resources.prefix_cache,
-        states=make_segment_states(cache.states, recomputes_last=recomputes_last),
+        states=SegmentStates()
+        if cache.states is None
+        else RecurrentSegmentStates(cache.states, recomputes_last=recomputes_last),
         images=images.table if images is not None else None,
         rotary=images.rotary if images is not None else None,
     )
@@ -112,9 +117,15 @@ def new_run(
     if (spec := resources.expands_latents) is not None:
         cost = DEVICE_COSTS[resources.model.device.type]
         expanded = ExpandedKVCache(cache, store, model_runner, spec, cost)
+    row_states = RowStates()
+    if cache.states is not None and cache.states.delta is not None:
+        row_states = RowUpdateLists(run.rows, cache.states)
+    elif cache.states is not None:
+        per_row = 2 if recomputes_last else 1
+        row_states = InPlaceRowStates(run.rows, cache.states, per_row=per_row)
     grammars = RowGrammars(run)
     return run, Features(
-        states=make_row_states(run.rows, cache.states, recomputes_last=recomputes_last),
+        states=row_states,
         budgets=ThinkingBudgets(run, grammars),
         confidence=ConfidenceStops(run),
         grammars=grammars,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treegen.common.spec import ModelSpec
 from treegen.prompts import radix
@@ -58,8 +57,11 @@ def compile_plan(
     segments: list[PlanSegment] = []
     layer_bytes = token_bytes / max(num_layers, 1)
     rows = _rows_below(nodes, requests)
+    segment_of, order = np.zeros(len(requests), dtype=np.int64), list[int]()
     max_live = min(num_rows := sum(request.readers for request in requests), max_rows or num_rows)
     for index, (node, parent, sequences, first) in enumerate(nodes):
+        segment_of[sequences] = index
+        order += sequences
         above = segments[parent] if parent >= 0 else None
         start, base = (above.stop, above.base_below) if above else (0, 0)
         live = min(rows[index], max_live)
@@ -85,12 +87,11 @@ def compile_plan(
                 expanded=expanded,
             )
         )
-    segment_of, order = _assign_requests(nodes, len(requests))
     return Plan(
         requests=tuple(requests),
         segments=tuple(segments),
         segment_of=segment_of,
-        order=order,
+        order=np.array(order, dtype=np.int64),
         token_bytes=token_bytes,
         layer_bytes=layer_bytes,
         sharing=sharing,
@@ -120,18 +121,6 @@ def _preorder(sequences: Sequence[radix.Tokens], num_requests: int) -> list[_Ent
         index = len(entries) - 1
         stack.extend((child, index) for child in reversed(node.children))
     return entries
-
-
-def _assign_requests(
-    nodes: list[_Entry], num_requests: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the segment of each request, and the requests in the order of their segments."""
-    segment_of = np.zeros(num_requests, dtype=np.int64)
-    order: list[int] = []
-    for index, (_, _, own_requests, _) in enumerate(nodes):
-        segment_of[own_requests] = index
-        order.extend(own_requests)
-    return segment_of, np.array(order, dtype=np.int64)
 
 
 def _rows_below(nodes: list[_Entry], requests: Sequence[Request]) -> list[int]:
