@@ -64,14 +64,21 @@ prompt_lists = st.lists(
     max_size=9,
 )
 
+# All prefixes of a text from some length on: so many levels that segments repeat tokens.
+chains = st.builds(
+    lambda tokens, first: [(tokens[:length], 1) for length in range(first, len(tokens) + 1)],
+    st.lists(st.integers(2, 4), min_size=13, max_size=20),
+    st.integers(1, 4),
+)
 
-@settings(max_examples=40, deadline=None)
+
+@settings(max_examples=50, deadline=None)
 @given(
-    prompts=prompt_lists,
+    prompts=st.one_of(prompt_lists, chains),
     sharing=st.sampled_from(SHARING),
     page_size=st.integers(1, 5),
     extra_pages=st.integers(0, 12),
-    max_rows=st.integers(1, 12),
+    max_rows=st.integers(1, 20),
     prefill_chunk=st.integers(1, 20),
     temperature=st.sampled_from([0.0, 1.0]),
     eos_bias=st.sampled_from([-20.0, 0.0, 2.5]),
@@ -779,12 +786,24 @@ def test_a_chain_of_prompts_takes_few_passes(page_size: int) -> None:
     assert scheduler.usage.recomputed_tokens < 80 * page_size
 
 
-def test_wide_levels_repeat_less_than_a_page_for_each_level() -> None:
+def test_levels_that_few_passes_compute_repeat_no_token() -> None:
     params = SamplingParams(max_tokens=2)
     prompts = [([2, 3, 4, 5 + i, 6 + j], 1) for i in range(10) for j in range(2)]
     plan = plan_of(prompts, params, "off")
     model = HistoryModel()
     scheduler = scheduler_of(plan, model, model.new_cache(400, 8), params, prefill_chunk=200)
     assert tokens_of(drain(scheduler)) == expected(model, plan, params)
-    assert scheduler.usage.prefill_steps == 3
-    assert 0 < scheduler.usage.recomputed_tokens < 2 * 8
+    assert scheduler.usage.prefill_steps == 3 and scheduler.usage.recomputed_tokens == 0
+
+
+def test_several_chains_take_about_one_pass_each() -> None:
+    params, length, page_size = SamplingParams(max_tokens=2), 20, 8
+    texts = [[2 + text, *([3] * length)] for text in range(10)]
+    plan = plan_of([(text[:num], 1) for text in texts for num in range(1, length + 1)], params)
+    model = HistoryModel()
+    cache = model.new_cache(600, page_size)
+    scheduler = scheduler_of(plan, model, cache, params, max_rows=200, prefill_chunk=400)
+    assert tokens_of(drain(scheduler)) == expected(model, plan, params)
+    assert scheduler.usage.prefill_steps <= len(texts) + 2
+    not_in_full_pages = sum(num % page_size for num in range(1, length))
+    assert 0 < scheduler.usage.recomputed_tokens <= len(texts) * not_in_full_pages

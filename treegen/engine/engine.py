@@ -22,7 +22,7 @@ from treegen.engine.features.encoder_cache import EncoderCache
 from treegen.engine.param_set import ParamSet
 from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.engine.segments.prefix_cache import CachedPrefix, PrefixCache
 from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.speculative.speculation import DrafterFactory
 from treegen.engine.weight_update_gate import UpdateGate
@@ -310,14 +310,8 @@ def insert_prefix(
     if cache.states is not None:
         _make_room(name, sum(slot != NO_STATE for slot in slots), cache.states, prefix_cache)
         slots = [_copy_state(slot, cache.states) for slot in slots]
-    end_state, penultimate_state = slots
-    prefix_cache.add(
-        name,
-        request.spec.tokens,
-        cache.pool.share(segment.table),
-        end_state=end_state,
-        penultimate_state=penultimate_state,
-    )
+    pages = cache.pool.share(segment.table)
+    prefix_cache.add(CachedPrefix(name, request.spec.tokens, pages, 0, *slots))
 
 
 def plan_prefix(

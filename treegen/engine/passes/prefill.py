@@ -34,6 +34,7 @@ from treegen.ops.cache.pool import table_slots
 from treegen.ops.cache.state_cache import NO_STATE
 from treegen.ops.sampling.draw import AsyncDraws, draw
 
+_MAX_WAITING_LEVELS = 8  # beyond this number of passes, segments repeat tokens of their parents
 _KEY_BITS = 32  # low bits of a sort key: the sample index; high bits: the segment's index
 
 
@@ -63,6 +64,7 @@ def schedule_spans(
         spans.append(span)
         token_budget -= len(span.tokens)
     logits = num_repeated = 0
+    is_deep = _count_waiting_levels(to_compute) > _MAX_WAITING_LEVELS
     depths: dict[int, int] = {}  # how many segments above it this pass computes, for each segment
     for index in sorted(to_compute):
         if token_budget == 0 or logits >= max_logits:
@@ -73,7 +75,7 @@ def schedule_spans(
         depth = depths.get(segment.parent.index, -1) + 1 if segment.parent is not None else 0
         repeated = 0
         if not store.is_ready(segment, reached):
-            repeated = store.count_repeatable(segment, reached)
+            repeated = store.count_repeatable(segment, reached) if is_deep else 0
             # A pass repeats less than a page for each level that it computes ahead of time.
             if not 0 < repeated < min(token_budget, depth * store.cache.page_size - num_repeated):
                 continue
@@ -87,6 +89,16 @@ def schedule_spans(
         logits += len(span.logit_positions)
     # Sort by the shared segments first. Then the spans below any segment are consecutive.
     return sorted(spans, key=lambda span: (span.chain, span.key))
+
+
+def _count_waiting_levels(to_compute: Mapping[int, LiveSegment]) -> int:
+    """Return for how many passes some segment waits if each waits for that of its folded parent."""
+    levels: dict[int, int] = {}
+    for index, segment in sorted(to_compute.items()):
+        parent = segment.parent
+        if parent is not None and segment.has_folded_parent and parent.computed < parent.stop:
+            levels[index] = levels.get(parent.index, 0) + 1
+    return max(levels.values(), default=0)
 
 
 def _build_row_span(
