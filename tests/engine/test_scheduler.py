@@ -587,7 +587,7 @@ def test_samples_that_end_together_are_reported_while_others_run() -> None:
     assert scheduler.usage.decode_steps == 4 * 11  # nobody waits for a place
     # All but the last 32, which nothing comes after, are four live rows' worth of tokens a step.
     assert sorted(reported)[-1] == 32 and sorted(reported)[-2] <= 4 * 32 // 12
-    assert scheduler.run.rows.num_used == 0
+    assert len(scheduler.run.rows.used()) == 0
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def find_generated_spans(requests: Sequence[LiveRequest]) -> Ints:
     for request in requests:
         spans_of_request: list[tuple[int, int]] = [(request.segment.stop, NEVER)]
         for segment in request.segment.path():
-            if not segment.is_generated:
+            if segment.params is None:  # it is given text
                 continue
             first, stop = spans_of_request[-1]
             if segment.stop == first:

@@ -112,11 +112,6 @@ class RowTable:
         self.generated.release(slots, self.count[slots])
         self._free.extend(slots.tolist())
 
-    @property
-    def num_used(self) -> int:
-        """Number of slots in use."""
-        return len(self.request) - len(self._free)
-
     def used(self) -> NDArray[np.int64]:
         """Return the slots in use, in ascending order."""
         return np.setdiff1d(np.arange(len(self.request)), self._free)

@@ -48,12 +48,6 @@ class TokenStore:
         self._blocks = np.zeros((0, 4), dtype=np.int64)  # blocks of each slot, [slots, blocks]
         self._free = np.empty(0, dtype=np.int64)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the store in bytes."""
-        arrays = [self._blocks, *(getattr(self, name) for name in self._PER_TOKEN)]
-        return sum(array.nbytes for array in arrays)
-
     def add_slots(self, num: int) -> None:
         """Grow to `num` slots, which must not be fewer than before."""
         self._blocks = grow_array(self._blocks, num, self._blocks.shape[1])

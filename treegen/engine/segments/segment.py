@@ -100,11 +100,6 @@ class LiveSegment:
         return self.start + len(self.tokens)
 
     @property
-    def is_generated(self) -> bool:
-        """Whether a sample of a search has drawn it."""
-        return self.params is not None
-
-    @property
     def chain(self) -> tuple[int, ...]:
         """Cascaded segments that rows and segments below it read as levels of their own."""
         return (*self.above, self.index) if self.is_cascaded else self.above
