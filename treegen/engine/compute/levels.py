@@ -100,14 +100,11 @@ def make_level(
         kv_start: Position of the first key of each group, [G].
         causal: Whether a query row sees only keys up to its own position.
     """
-    return HostLevel(
-        start_G=np.asarray(q_start, dtype=np.int64),
-        stop_G=np.asarray(q_stop, dtype=np.int64),
-        pages_GP=np.asarray(pages, dtype=np.int64),
-        kv_len_G=np.asarray(kv_len, dtype=np.int64),
-        kv_start_G=np.asarray(kv_start, dtype=np.int64),
-        causal=causal,
+    arrays = (q_start, q_stop, pages, kv_len, kv_start)
+    start_G, stop_G, pages_GP, kv_len_G, kv_start_G = (
+        np.asarray(array, dtype=np.int64) for array in arrays
     )
+    return HostLevel(start_G, stop_G, pages_GP, kv_len_G, kv_start_G, causal)
 
 
 def expand_level(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = None) -> HostLevel:

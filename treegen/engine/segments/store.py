@@ -328,10 +328,9 @@ class SegmentStore:
         """Return whether a segment can be computed in the next pass.
 
         A cascaded segment above may be computed in the same pass, because a layer writes all keys
-        before it attends. A folded parent may be computed in the same pass only if it ends with a
-        full page; otherwise its last page is copied first. The segment from whose recurrent state
-        this one continues may be computed in the same pass, because a layer computes the sequences
-        above first.
+        before it attends. A folded parent must be computed in an earlier pass, because its last
+        page is copied first. The segment from whose recurrent state this one continues may be
+        computed in the same pass, because a layer computes the sequences above first.
 
         Args:
             segment: The segment.
@@ -342,16 +341,13 @@ class SegmentStore:
             return False
         if segment.has_folded_parent and not segment.continued:
             assert segment.parent is not None
-            computed = segment.parent.computed
-            if not self._count_copied(segment):
-                computed = reached.get(segment.parent.index, computed)
-            return computed == segment.start
+            return segment.parent.computed == segment.start
         if not segment.above:
             return True
         above = self.segments[segment.above[-1]]
         return reached.get(above.index, above.computed) == above.stop
 
-    def count_repeatable(self, segment: LiveSegment, reached: dict[int, int]) -> int:
+    def count_repeatable(self, segment: LiveSegment, reached: dict[int, int]) -> int | None:
         """Return how many tokens before a segment it has to repeat to be in its parent's pass.
 
         It then computes the last tokens of its folded parent itself instead of copying them. So a
@@ -362,19 +358,15 @@ class SegmentStore:
             reached: As for `is_ready`.
 
         Returns:
-            The number; 0 if the segment has to wait, or if no segment waits for it.
+            The number; None if the segment has to wait, or if no segment waits for it.
         """
         parent = segment.parent
         is_in_pass = parent is not None and reached.get(parent.index) == segment.start
         if not is_in_pass or segment.continued or self.states.exist or self.blocks is not None:
-            return 0
+            return None
         is_awaited = any(c.openers and c.computed < c.stop for c in segment.children.values())
         if self._plan.align > 1 or not is_awaited:
-            return 0
-        return self._count_copied(segment)
-
-    def _count_copied(self, segment: LiveSegment) -> int:
-        """Return how many tokens of a folded parent the first page of a segment begins with."""
+            return None
         return (segment.start - segment.base) % self.cache.page_size
 
     def close(self, request: LiveRequest) -> list[LiveSegment]:
