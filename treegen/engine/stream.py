@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from treegen.common.checks import as_int
-from treegen.common.lifetimes import CloseableRun
+from treegen.common.lifetimes import CloseableRun, ClosedWhenCollected
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.progress import show_progress
 from treegen.common.spelling import did_you_mean
@@ -25,7 +25,7 @@ from treegen.prompts.plan.plan import Plan
 _MAX_NAMED: Final = 8  # maximum number of ids that an error lists
 
 
-class Stream(Iterator[Completion], CloseableRun, Synchronized):
+class Stream(Iterator[Completion], CloseableRun, ClosedWhenCollected, Synchronized):
     """Completions of one run as they finish; closing it frees its memory. Threads may share it.
 
     Attributes:
@@ -180,9 +180,6 @@ class Stream(Iterator[Completion], CloseableRun, Synchronized):
     def closed(self) -> bool:
         """Whether the run has ended or was abandoned."""
         return self._closed
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class ScoreStream(Iterator[tuple[int, Score]], CloseableRun, Synchronized):

@@ -73,13 +73,14 @@ def schedule_spans(
         if segment.computed == segment.stop:
             continue
         depth = depths.get(segment.parent.index, -1) + 1 if segment.parent is not None else 0
-        repeated: int | None = 0
+        repeated = 0
         if not store.is_ready(segment, reached):
-            repeated = store.count_repeatable(segment, reached) if is_deep else None
+            needed = store.count_repeatable(segment, reached) if is_deep else None
             # A pass repeats less than a page for each level that it computes ahead of time.
             max_repeated = min(token_budget, depth * store.cache.page_size - num_repeated) - 1
-            if repeated is None or repeated > max_repeated:
+            if needed is None or needed > max_repeated:
                 continue
+            repeated = needed
         span = _build_segment_span(store, segment, repeated, token_budget, max_logits - logits)
         if len(span.tokens) > token_budget and spans:
             continue
