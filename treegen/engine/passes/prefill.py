@@ -64,7 +64,7 @@ def schedule_spans(
         spans.append(span)
         token_budget -= len(span.tokens)
     logits = num_repeated = 0
-    is_deep = _count_waiting_levels(to_compute) > _MAX_WAITING_LEVELS
+    is_deep: bool | None = None  # counted once a segment has to wait
     depths: dict[int, int] = {}  # how many segments above it this pass computes, for each segment
     for index in sorted(to_compute):
         if token_budget == 0 or logits >= max_logits:
@@ -75,6 +75,8 @@ def schedule_spans(
         depth = depths.get(segment.parent.index, -1) + 1 if segment.parent is not None else 0
         repeated = 0
         if not store.is_ready(segment, reached):
+            if is_deep is None:
+                is_deep = _count_waiting_levels(to_compute) > _MAX_WAITING_LEVELS
             needed = store.count_repeatable(segment, reached) if is_deep else None
             # A pass repeats less than a page for each level that it computes ahead of time.
             max_repeated = min(token_budget, depth * store.cache.page_size - num_repeated) - 1
