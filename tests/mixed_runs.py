@@ -160,7 +160,7 @@ class _Knowing:
         begun = len(known) - int(rows.count[slot])
         one = SamplingBatch.of([plain(each.params)], torch.zeros(1, dtype=torch.int64))
         drawn = [
-            segment.is_generated
+            segment.params is not None
             for segment in [*request.segment.path()][::-1]
             for _ in segment.tokens
         ]
@@ -241,7 +241,7 @@ class MixedRun:
                 )
         for call in self.calls:
             self._check_call(call)
-        assert not self.scheduler.run.rows.num_used
+        assert not len(self.scheduler.run.rows.used())
         for node in self.nodes:
             node.drop()
         self.session.close()

@@ -193,6 +193,26 @@ def test_objects_are_finalized_when_the_process_ends() -> None:
     assert done.stdout == b"finalized"
 
 
+_OPEN = """
+import sys
+from treegen import LLM, Node, SamplingParams
+
+llms = [LLM(sys.argv[1], device="cpu", memory="4MiB", check=False) for _ in range(4)]
+scores = llms[0].score_stream([([1, 2, 3], [4, 5])])
+session = llms[1].session()
+root = session.root([1, 2, 3])
+live = llms[2].open_live_run()
+stream = llms[3].stream(Node("a", samples=2), SamplingParams(max_tokens=4))
+next(stream)
+"""
+
+
+def test_runs_that_are_open_when_the_process_ends_print_nothing(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _OPEN, str(save_tiny_model(tmp_path))]
+    done = subprocess.run(words, capture_output=True, check=True, text=True)
+    assert "Traceback" not in done.stderr, done.stderr
+
+
 class Holder:
     """An object with a generator whose frame refers to the object."""
 

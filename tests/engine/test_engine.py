@@ -20,7 +20,7 @@ from engine_cases import FEW_SHOT, QUESTIONS, generate_greedily, load, stock_of,
 
 from treegen import LLM, Node, SamplingParams
 from treegen.common.outputs import Completion
-from treegen.engine.segments.page_tables import PrefixMatcher
+from treegen.engine.segments.page_tables import SegmentPageTables
 from treegen.engine.segments.prefix_cache import CachedPrefix
 from treegen.engine.segments.segment import SegmentStates
 from treegen.engine.stream import ScoreStream, Stream
@@ -163,9 +163,10 @@ def test_a_new_segment_reads_its_path_once_for_all_kept_prefixes() -> None:
 
     prefixes = [CachedPrefix(str(num), tokens[:num], None) for num in (2, 5, 3)]
     segment: Any = SimpleNamespace(start=0, reuse=None, path_tokens=path_tokens)
-    PrefixMatcher(cast(Any, prefixes), SegmentStates()).match_one(segment)
+    cache: Any = None
+    SegmentPageTables(cache, cast(Any, prefixes), SegmentStates()).match_one(segment)
     assert segment.reuse == (prefixes[1], 5) and len(reads) == 1
-    PrefixMatcher(cast(Any, []), SegmentStates()).match_one(segment)
+    SegmentPageTables(cache, cast(Any, []), SegmentStates()).match_one(segment)
     assert len(reads) == 1
 
 

@@ -138,10 +138,10 @@ def test_copies_of_freed_segments_are_forgotten() -> None:
     pages, segments = np.arange(1, 5, dtype=np.int32), dict[int, None]()
     cache: Any = SimpleNamespace(pool=PagePool(64), page_size=4)
     store: Any = SimpleNamespace(segments=segments, keys_of=lambda index: (pages, 16, 0))
-    spec = SimpleNamespace(latent=object(), copy_pages=2, itemsize=2, index_topk=0)
-    options: Any = SimpleNamespace(spec=spec, cost=SimpleNamespace(should_expand=lambda *_: True))
+    spec: Any = SimpleNamespace(latent=object(), copy_pages=2, itemsize=2, index_topk=0)
+    cost: Any = SimpleNamespace(should_expand=lambda *_: True)
     runner: Any = SimpleNamespace(write_copies=lambda *_: None)
-    copies = ExpandedKVCache(cache, store, runner, options)
+    copies = ExpandedKVCache(cache, store, runner, spec, cost)
     for index in range(100):
         segments[index] = None
         assert copies.get_or_expand(index, 8) is not None

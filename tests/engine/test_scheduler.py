@@ -64,14 +64,21 @@ prompt_lists = st.lists(
     max_size=9,
 )
 
+# All prefixes of a text from some length on: so many levels that segments repeat tokens.
+chains = st.builds(
+    lambda tokens, first: [(tokens[:length], 1) for length in range(first, len(tokens) + 1)],
+    st.lists(st.integers(2, 4), min_size=13, max_size=20),
+    st.integers(1, 4),
+)
 
-@settings(max_examples=40, deadline=None)
+
+@settings(max_examples=50, deadline=None)
 @given(
-    prompts=prompt_lists,
+    prompts=st.one_of(prompt_lists, chains),
     sharing=st.sampled_from(SHARING),
     page_size=st.integers(1, 5),
     extra_pages=st.integers(0, 12),
-    max_rows=st.integers(1, 12),
+    max_rows=st.integers(1, 20),
     prefill_chunk=st.integers(1, 20),
     temperature=st.sampled_from([0.0, 1.0]),
     eos_bias=st.sampled_from([-20.0, 0.0, 2.5]),
@@ -580,7 +587,7 @@ def test_samples_that_end_together_are_reported_while_others_run() -> None:
     assert scheduler.usage.decode_steps == 4 * 11  # nobody waits for a place
     # All but the last 32, which nothing comes after, are four live rows' worth of tokens a step.
     assert sorted(reported)[-1] == 32 and sorted(reported)[-2] <= 4 * 32 // 12
-    assert scheduler.run.rows.num_used == 0
+    assert len(scheduler.run.rows.used()) == 0
 
 
 @pytest.mark.parametrize(
@@ -761,3 +768,42 @@ def test_deep_chain_and_wide_fan() -> None:
         model = HistoryModel()
         scheduler = scheduler_of(plan, model, model.new_cache(6_000, 4), params, max_rows=600)
         assert tokens_of(drain(scheduler, check=False)) == expected(model, plan, params)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_chain_of_prompts_takes_few_passes(page_size: int) -> None:
+    params = SamplingParams(max_tokens=2)
+    tokens = [2 + i % 7 for i in range(80)]
+    plan = plan_of([(tokens[:length], 1) for length in range(1, 81)], params, "off")
+    assert len(plan.segments) == 80
+    model = HistoryModel()
+    cache = model.new_cache(400, page_size)
+    scheduler = scheduler_of(plan, model, cache, params, max_rows=80, prefill_chunk=2000)
+    assert tokens_of(drain(scheduler)) == expected(model, plan, params)
+    # The last segment has none below it that waits, so it copies tokens instead of repeating them.
+    assert scheduler.usage.prefill_steps <= 2
+    assert scheduler.usage.prompt_tokens_computed == 80
+    assert scheduler.usage.recomputed_tokens < 80 * page_size
+
+
+def test_levels_that_few_passes_compute_repeat_no_token() -> None:
+    params = SamplingParams(max_tokens=2)
+    prompts = [([2, 3, 4, 5 + i, 6 + j], 1) for i in range(10) for j in range(2)]
+    plan = plan_of(prompts, params, "off")
+    model = HistoryModel()
+    scheduler = scheduler_of(plan, model, model.new_cache(400, 8), params, prefill_chunk=200)
+    assert tokens_of(drain(scheduler)) == expected(model, plan, params)
+    assert scheduler.usage.prefill_steps == 3 and scheduler.usage.recomputed_tokens == 0
+
+
+def test_several_chains_take_about_one_pass_each() -> None:
+    params, length, page_size = SamplingParams(max_tokens=2), 20, 8
+    texts = [[2 + text, *([3] * length)] for text in range(10)]
+    plan = plan_of([(text[:num], 1) for text in texts for num in range(1, length + 1)], params)
+    model = HistoryModel()
+    cache = model.new_cache(600, page_size)
+    scheduler = scheduler_of(plan, model, cache, params, max_rows=200, prefill_chunk=400)
+    assert tokens_of(drain(scheduler)) == expected(model, plan, params)
+    assert scheduler.usage.prefill_steps <= len(texts) + 2
+    not_in_full_pages = sum(num % page_size for num in range(1, length))
+    assert 0 < scheduler.usage.recomputed_tokens <= len(texts) * not_in_full_pages

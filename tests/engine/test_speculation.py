@@ -204,14 +204,14 @@ def test_tokens_that_a_grammar_forces_say_nothing_about_a_drafter(
 
     def record(self: SingleRateDrafter, *counts: Any) -> None:
         update(self, *counts)
-        rates.append(self._chance.value)
+        rates.append(self.acceptance_rate)
 
     monkeypatch.setattr(SingleRateDrafter, "update_acceptance", record)
     llm = guessed(load(checkpoint), lambda contexts: [[] for _ in contexts])
     params = SamplingParams(regex="(one two three four|five six seven eight)", max_tokens=30)
     result = llm.run(tree_of(3), params)
     assert result.usage.accepted_tokens > 0
-    assert rates and rates == pytest.approx([SingleRateDrafter()._chance.value] * len(rates))
+    assert rates and rates == pytest.approx([SingleRateDrafter().acceptance_rate] * len(rates))
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,8 @@ def test_expansions_of_a_tree() -> None:
     found = expansions_of(tree)
     assert [each.id for each in found] == ["a", "0/1/0"]
     assert [node.content for node in found[1].path] == ["few-shot", "group", "two"]
-    assert found[0].levels == tuple(THOUGHTS) and found[1].levels == tuple(THOUGHTS[:1])
+    assert found[0].node.expand == tuple(THOUGHTS)
+    assert found[1].node.expand == tuple(THOUGHTS[:1])
     with pytest.raises(TreeError, match=r"'a' generates levels .*LLM\.expand"):
         prompts_of(tree)
 

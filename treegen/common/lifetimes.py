@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -31,6 +32,17 @@ class Closeable(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class ClosedWhenCollected(Closeable):
+    """An object that is also closed when it is collected as garbage.
+
+    While Python exits, it is left alone: modules that `close` needs may be gone.
+    """
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
+            self.close()
 
 
 class CloseableRun(Closeable):

@@ -19,11 +19,10 @@ from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.engine.features.encoder_cache import EncoderCache
-from treegen.engine.features.expanded_kv import ExpandedKVOptions
 from treegen.engine.param_set import ParamSet
 from treegen.engine.resources import EngineResources
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.engine.segments.prefix_cache import CachedPrefix, PrefixCache
 from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.speculative.speculation import DrafterFactory
 from treegen.engine.weight_update_gate import UpdateGate
@@ -37,7 +36,7 @@ from treegen.model.training.rank_updates import SharedWeights
 from treegen.model.training.weight_updates import StagedWeights
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import NO_STATE, StateCache
-from treegen.prompts.plan.cost_model import DEVICE_COSTS, Sharing
+from treegen.prompts.plan.cost_model import Sharing
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.plan.requests import plan_requests
 
@@ -77,9 +76,8 @@ class Engine:
         self.model, self._ranks = model, model.ranks
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
-        self._expanded: ExpandedKVOptions | None = None
-        if model.can_expand_latents and not options.reproducible:
-            self._expanded = ExpandedKVOptions(model.spec, DEVICE_COSTS[model.device.type])
+        expands = model.can_expand_latents and not options.reproducible
+        self._expands_latents = model.spec if expands else None
         self.align = 1
         if options.reproducible:
             check_dtype(model.dtype, model.device)
@@ -198,7 +196,7 @@ class Engine:
                 max_rows=self.max_rows,
                 prefill_chunk=self.prefill_chunk,
                 run_ahead=self.searches_run_ahead if searches else self.run_ahead,
-                expanded=self._expanded,
+                expands_latents=self._expands_latents,
                 images=self.encoder_cache,
                 gate=self.gate,
             )
@@ -312,14 +310,8 @@ def insert_prefix(
     if cache.states is not None:
         _make_room(name, sum(slot != NO_STATE for slot in slots), cache.states, prefix_cache)
         slots = [_copy_state(slot, cache.states) for slot in slots]
-    end_state, penultimate_state = slots
-    prefix_cache.add(
-        name,
-        request.spec.tokens,
-        cache.pool.share(segment.table),
-        end_state=end_state,
-        penultimate_state=penultimate_state,
-    )
+    pages = cache.pool.share(segment.table)
+    prefix_cache.add(CachedPrefix(name, request.spec.tokens, pages, 0, *slots))
 
 
 def plan_prefix(

@@ -9,11 +9,9 @@ import numpy as np
 
 from treegen.common.outputs import LevelRows, Score
 from treegen.common.synchronization import synchronized
-from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveSegment
 from treegen.engine.stream import Stream
-from treegen.model.model import Model
 from treegen.prompts.plan.plan import Plan
 
 Work = tuple[int, list[int]]
@@ -28,24 +26,15 @@ class OnDemandStream(Stream):
     which exist only while the segment is computed.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        scheduler: Scheduler,
-        model: Model,
-        graphs: DecodeGraphs | None,
-        params_of: Sequence[int],
-    ) -> None:
+    def __init__(self, plan: Plan, scheduler: Scheduler, params_of: Sequence[int]) -> None:
         """Set up the stream for `LLM.open_planned_stream`.
 
         Args:
             plan: Plan of all requests.
             scheduler: Scheduler of an empty run.
-            model: The model.
-            graphs: CUDA graphs of decode steps; None without graphs.
             params_of: Index of each request's sampling parameters.
         """
-        super().__init__(plan, scheduler, model, graphs)
+        super().__init__(plan, scheduler)
         self._params_of = params_of
         self._rank = np.argsort(plan.order).tolist()
         self._live: dict[int, LiveSegment] = {}  # by index in the plan

@@ -6,21 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treegen.common.outputs import Usage
+from treegen.common.spec import ModelSpec
 from treegen.engine.compute.model_runner import ModelRunner
-from treegen.engine.features import Features, make_row_states, make_segment_states
+from treegen.engine.features import Features
 from treegen.engine.features.budgets import ThinkingBudgets
 from treegen.engine.features.confidence import ConfidenceStops
 from treegen.engine.features.encoder_cache import EncoderCache
-from treegen.engine.features.expanded_kv import ExpandedKVCache, ExpandedKVOptions
+from treegen.engine.features.expanded_kv import ExpandedKVCache
 from treegen.engine.features.grammars import RowGrammars
+from treegen.engine.features.recurrent_states import InPlaceRowStates, RecurrentSegmentStates
+from treegen.engine.features.update_lists import RowUpdateLists
 from treegen.engine.param_set import ParamSet, ParamTable
-from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.rows.engine_run import EngineRun, RowStates
 from treegen.engine.rows.table import RowTable
 from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.engine.segments.segment import SegmentStates
 from treegen.engine.segments.store import SegmentStore
 from treegen.engine.weight_update_gate import UpdateGate
 from treegen.model.batch import ForwardModel
 from treegen.ops.cache.pool import PagedCache
+from treegen.prompts.plan.cost_model import DEVICE_COSTS
 from treegen.prompts.plan.plan import Plan
 
 
@@ -43,8 +48,8 @@ class EngineResources:
     run_ahead: bool = False
     """Whether each pass is launched before the results of the previous one are known, so that a GPU
     does not wait for the host. A row that has ended is then computed in one step too many."""
-    expanded: ExpandedKVOptions | None = None
-    """Decides which segments get expanded keys and values in addition to latents; None: none do."""
+    expands_latents: ModelSpec | None = None
+    """The model, if some segments get expanded keys and values in addition to latents."""
     images: EncoderCache | None = None
     """Image embeddings of prompts; None for a model that takes no images."""
     gate: UpdateGate = field(default_factory=UpdateGate)
@@ -76,8 +81,9 @@ def new_run(
         plan,
         cache,
         resources.prefix_cache,
-        states=make_segment_states(cache.states, recomputes_last=recomputes_last),
-        recomputes_last=recomputes_last,
+        states=SegmentStates()
+        if cache.states is None
+        else RecurrentSegmentStates(cache.states, recomputes_last=recomputes_last),
         images=images.table if images is not None else None,
         rotary=images.rotary if images is not None else None,
     )
@@ -108,11 +114,18 @@ def new_run(
     for param_set in further:
         run.param_sets.add(param_set, lambda: range(len(run.param_sets)))
     expanded = None
-    if resources.expanded is not None:
-        expanded = ExpandedKVCache(cache, store, model_runner, resources.expanded)
+    if (spec := resources.expands_latents) is not None:
+        cost = DEVICE_COSTS[resources.model.device.type]
+        expanded = ExpandedKVCache(cache, store, model_runner, spec, cost)
+    row_states = RowStates()
+    if cache.states is not None and cache.states.delta is not None:
+        row_states = RowUpdateLists(run.rows, cache.states)
+    elif cache.states is not None:
+        per_row = 2 if recomputes_last else 1
+        row_states = InPlaceRowStates(run.rows, cache.states, per_row=per_row)
     grammars = RowGrammars(run)
     return run, Features(
-        states=make_row_states(run.rows, cache.states, recomputes_last=recomputes_last),
+        states=row_states,
         budgets=ThinkingBudgets(run, grammars),
         confidence=ConfidenceStops(run),
         grammars=grammars,

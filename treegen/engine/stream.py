@@ -12,22 +12,20 @@ from typing import Final
 import numpy as np
 
 from treegen.common.checks import as_int
-from treegen.common.lifetimes import CloseableRun
+from treegen.common.lifetimes import CloseableRun, ClosedWhenCollected
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.progress import show_progress
 from treegen.common.spelling import did_you_mean
 from treegen.common.synchronization import Synchronized, synchronized
-from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.compute.levels import Ints
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
-from treegen.model.model import Model
 from treegen.prompts.plan.plan import Plan
 
 _MAX_NAMED: Final = 8  # maximum number of ids that an error lists
 
 
-class Stream(Iterator[Completion], CloseableRun, Synchronized):
+class Stream(Iterator[Completion], CloseableRun, ClosedWhenCollected, Synchronized):
     """Completions of one run as they finish; closing it frees its memory. Threads may share it.
 
     Attributes:
@@ -35,22 +33,10 @@ class Stream(Iterator[Completion], CloseableRun, Synchronized):
         usage: The usage so far.
     """
 
-    def __init__(
-        self, plan: Plan, scheduler: Scheduler, model: Model, graphs: DecodeGraphs | None
-    ) -> None:
-        """Set up the stream for `LLM.stream`.
-
-        Args:
-            plan: The plan of the run.
-            scheduler: The scheduler that runs it.
-            model: The model.
-            graphs: CUDA graphs of decode steps; None without graphs.
-        """
-        self._model = model
-        self._graphs = graphs
+    def __init__(self, plan: Plan, scheduler: Scheduler) -> None:
+        """Set up the stream for `LLM.stream`; `scheduler` runs the plan."""
+        self.plan, self.scheduler = plan, scheduler
         self._closed = False
-        self.plan = plan
-        self.scheduler = scheduler
         self._finished: list[Completion] = []
         self._index_of = {request.id: i for i, request in enumerate(plan.requests)}
 
@@ -119,9 +105,10 @@ class Stream(Iterator[Completion], CloseableRun, Synchronized):
         except BaseException:
             self.close()
             raise
-        if self._graphs is not None and self._graphs.eager_because:
-            self.usage.eager_because = self._graphs.eager_because
-        self.usage.uncompiled_because = self._model.uncompiled_because
+        runner = self.scheduler.run.model_runner
+        if runner.graphs is not None and runner.graphs.eager_because:
+            self.usage.eager_because = runner.graphs.eager_because
+        self.usage.uncompiled_because = runner.uncompiled_because
         return finished
 
     @synchronized
@@ -193,9 +180,6 @@ class Stream(Iterator[Completion], CloseableRun, Synchronized):
     def closed(self) -> bool:
         """Whether the run has ended or was abandoned."""
         return self._closed
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class ScoreStream(Iterator[tuple[int, Score]], CloseableRun, Synchronized):

@@ -158,7 +158,7 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
         if not has_expansions(tree):
             return self._plan(self._sample_requests(tree, params))
         requests = expand_requests(tree, self.tokenizer, params, self.spec, self.images)
-        levels = [expansion.levels for expansion in expansions_of(tree)]
+        levels = [expansion.node.expand for expansion in expansions_of(tree)]
         return replace(self._plan(requests), generated=sum_levels(levels, params))
 
     @reject_unknown_arguments

@@ -232,7 +232,7 @@ class LLM(BaseLLM):
             params_of=params_of,
             on_prefilled=keep if keep_as is not None else None,
         )
-        return Stream(plan, scheduler, self.model, self.engine.graphs)
+        return Stream(plan, scheduler)
 
     def open_planned_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> OnDemandStream:
         """Start a run that does only the work added by `OnDemandStream.add_work`.
@@ -252,7 +252,7 @@ class LLM(BaseLLM):
         nothing = np.empty(0, dtype=np.int64)
         empty = replace(plan, requests=(), segments=(), segment_of=nothing, order=nothing)
         scheduler = self.engine.make_scheduler(empty, sets)
-        return OnDemandStream(plan, scheduler, self.model, self.engine.graphs, params_of)
+        return OnDemandStream(plan, scheduler, params_of)
 
     def close(self) -> None:
         """End the other ranks of a tensor-parallel model, which otherwise end with this process.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import zip_longest
 from typing import Any, Final, Literal
 
 from treegen.common.params import SamplingParams
@@ -95,6 +96,9 @@ class LevelBound:
     """Maximum number of generated tokens."""
 
 
+_SUMMED: Final = ("rows", "kept", "tokens")
+
+
 def bound_levels(levels: Sequence[Expand], params: SamplingParams) -> list[LevelBound]:
     """Return size bounds of the levels below one node, level by level.
 
@@ -129,16 +133,10 @@ def sum_levels(trees: Sequence[Sequence[Expand]], params: SamplingParams) -> tup
         trees: The levels below each node.
         params: The parameters of the run.
     """
-    total: list[LevelBound] = []
-    for levels in trees:
-        for bound in bound_levels(levels, params):
-            at = bound.level - 1
-            if at == len(total):
-                total.append(bound)
-                continue
-            sums = (
-                getattr(total[at], name) + getattr(bound, name)
-                for name in ("rows", "kept", "tokens")
-            )
-            total[at] = LevelBound(bound.level, *sums)
+    bounds = [bound_levels(levels, params) for levels in trees]
+    total = []
+    for number, level in enumerate(zip_longest(*bounds), start=1):
+        present = [bound for bound in level if bound is not None]
+        sums = [sum(getattr(bound, name) for bound in present) for name in _SUMMED]
+        total.append(LevelBound(number, *sums))
     return tuple(total)

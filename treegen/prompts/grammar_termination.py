@@ -70,7 +70,7 @@ def _requires(schema: Any, root: Any) -> Iterator[list[list[Any]]]:
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
         return
     if isinstance(name := schema.get("$ref"), str):
-        yield [[ref] for ref in [_resolve_reference(name, root)] if ref is not None] or [[]]
+        yield [[ref] for ref in [resolve_reference(name, root)] if ref is not None] or [[]]
     for key in ("anyOf", "oneOf"):
         if options := _list(schema.get(key)):
             yield [[alternative] for alternative in options]
@@ -101,7 +101,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _resolve_reference(name: str, root: Any) -> Any:
+def resolve_reference(name: str, root: Any) -> Any:
     """Return the target of a reference within the schema; None for other references."""
     if not name.startswith("#"):
         return None
@@ -112,7 +112,7 @@ def _resolve_reference(name: str, root: Any) -> Any:
             is_index = part.isdecimal() and len(part) <= _MAX_DIGITS and int(part) < len(target)
             target = target[int(part)] if is_index else None
         else:
-            target = target.get(part) if isinstance(target, dict) else None
+            target = target.get(part) if isinstance(target, Mapping) else None
     return target
 
 

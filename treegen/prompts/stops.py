@@ -193,16 +193,11 @@ class StopConditionsCache:
             reasoning_tags=params.reasoning_tags,
             thinking_end=params.thinking_end,
             bad_words=params.banned_words,
-            **_structure(params),
+            **{name: value for name in STRUCTURES if (value := getattr(params, name)) is not None},
         )
         stopping = self._cache(stops, *key)
         self._last = params, key, stopping
         return stopping
-
-
-def _structure(params: SamplingParams) -> dict[str, Any]:
-    values = {name: getattr(params, name) for name in STRUCTURES}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _make(

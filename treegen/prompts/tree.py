@@ -106,14 +106,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt of one sampled node."""
+    """The prompt of one node that is sampled or generates levels."""
 
     id: str
     """The id of the node."""
     path: tuple[Node, ...]
     """The nodes from the root to it."""
     samples: int
-    """Completions to draw after it."""
+    """Completions to draw after it; 0 for a node that generates levels."""
     num_prompts: int = field(default=0, compare=False)
     """Number of prompts of the call; 0 if it is not known."""
 
@@ -124,25 +124,13 @@ class Prompt:
 
     @property
     def node(self) -> Node:
-        """The sampled node itself."""
+        """The node itself."""
         return self.path[-1]
 
     @property
     def template(self) -> dict[str, Any]:
         """The arguments of the chat template, from all nodes of the path."""
         return {name: value for node in self.path for name, value in node.template.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """A node that generates levels."""
-
-    id: str
-    """The id of the node."""
-    path: tuple[Node, ...]
-    """The nodes from the root to it."""
-    levels: tuple[Expand, ...]
-    """The levels to generate below it."""
 
     @property
     def text(self) -> str:
@@ -152,8 +140,8 @@ class Expansion:
         return "".join(map(str, contents)) if is_text else ""
 
 
-def expansions_of(root: Node) -> list[Expansion]:
-    """Return the nodes of a tree that generate levels, depth first.
+def expansions_of(root: Node) -> list[Prompt]:
+    """Return the prompts of the nodes of a tree that generate levels, depth first.
 
     Raises:
         TreeError: some node is sampled, or no node generates levels.
@@ -167,7 +155,7 @@ def expansions_of(root: Node) -> list[Expansion]:
         )
     if not paths:
         raise TreeError("no node generates levels; set expand=[Expand(...)] on at least one node")
-    return [Expansion(name, path, tuple(path[-1].expand)) for name, path in paths.items()]
+    return [Prompt(name, path, 0) for name, path in paths.items()]
 
 
 def has_expansions(root: Node) -> bool:

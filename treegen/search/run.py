@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
@@ -417,6 +418,6 @@ class SearchRun(SearchResults):
         elif not self._loop.is_closed():
             end_loop(self._loop)
 
-    def __del__(self) -> None:
-        if hasattr(self, "closed"):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "closed") and not is_finalizing():
             self.close()

@@ -195,13 +195,13 @@ class LocalSearchCalls(SearchCalls[SearchRun]):
         rows = max(request.rows for request in requests) if rows is None else rows
 
         async def run(root: SearchNode) -> SearchOutcome:
-            return await expand(root, expansions[root.search.name].levels)
+            return await expand(root, expansions[root.search.name].node.expand)
 
         problems = [
             SearchProblem(
                 request.id,
                 expansions[request.id].text or request.tokens.tolist(),
-                is_named=expansions[request.id].path[-1].id is not None,
+                is_named=expansions[request.id].node.id is not None,
             )
             for request in requests
         ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
-from treegen.common.lifetimes import Closeable, NonCopyable
+from treegen.common.lifetimes import ClosedWhenCollected, NonCopyable
 from treegen.common.outputs import Score, Usage
 from treegen.common.params import Params, SamplingParams, check_params
 from treegen.common.synchronization import ExclusiveSection
@@ -75,7 +75,7 @@ class Started(Generic[T]):
         self.error, self.is_done = error, True
 
 
-class Session(Closeable, NonCopyable):
+class Session(ClosedWhenCollected, NonCopyable):
     """Search trees over one model; made by `LLM.session`, ended by `close` or a `with` block.
 
     Only one thread at a time may use it; otherwise InputError is raised.
@@ -284,9 +284,6 @@ class Session(Closeable, NonCopyable):
     def close(self) -> None:
         """End all searches and free their pages; their trees can still be read."""
         self.backend.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def flat_content(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from treegen.engine.rows.table import RowTable
 from treegen.ops.cache.pool import LayerKV, PagedCache, PagePool, Pages, table_slots
+from treegen.ops.sampling.draw import HostDraws
 
 
 @given(st.data())
@@ -99,7 +100,9 @@ def test_rows_keep_what_was_recorded_while_the_arrays_grow() -> None:
     for step in range(70):
         want[:, step] = rng.integers(0, 1000, 100)
         top = rng.integers(0, 1000, (100, 2))
-        rows.append(slots, want[:, step], np.full(100, -step), top, -top.astype(np.float32))
+        logprobs = np.full(100, -step, np.float32)
+        alternatives = top, -top.astype(np.float32)
+        rows.append(slots, HostDraws(want[:, step], logprobs, logprobs, *alternatives, None))
         some = slots[step % 3 :: 3]
         rows.add_pages(some, np.arange(1, len(some) + 1, dtype=np.int32))
     assert rows.tokens(slots) == [tuple(row) for row in want.tolist()]
@@ -113,7 +116,7 @@ def test_rows_keep_what_was_recorded_while_the_arrays_grow() -> None:
     assert not rows.num_pages[slots[:50]].any() and not rows.table[slots[:50]].any()
     assert rows.num_pages[slots[50]] and rows.take_tables(slots[:0]) == []
     rows.release(slots[:30])
-    assert rows.num_used == 70
+    assert len(rows.used()) == 70
     again = rows.add(40)
     assert len(set(again.tolist()) | set(slots[30:].tolist())) == 110
     assert not rows.count[again].any()

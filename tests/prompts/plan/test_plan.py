@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treegen.errors import CacheFullError, InputError
 from treegen.prompts.plan import draws
-from treegen.prompts.plan.compile import CacheForm, compile_plan
+from treegen.prompts.plan.compile import compile_plan
 from treegen.prompts.plan.cost_model import (
     DEVICE_COSTS,
     SHARING,
@@ -221,7 +221,7 @@ def test_ten_thousand_leaves_are_planned() -> None:
 
 
 def test_recurrent_states_are_counted_beside_pages() -> None:
-    plan = plan_of([[1, 2, 3], [1, 2, 4], [5]], samples=3, form=CacheForm(state_bytes=2048))
+    plan = replace(plan_of([[1, 2, 3], [1, 2, 4], [5]], samples=3), state_bytes=2048)
     text = "recurrent states: one for each segment (8.0 KiB) and one for each live row"
     assert f"{text} (2.0 KiB each)" in str(plan)
     assert "recurrent" not in str(plan_of([[1, 2]]))

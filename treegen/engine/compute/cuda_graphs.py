@@ -136,7 +136,8 @@ def weak_ref_tensor(tensor: Tensor) -> Tensor:
 MAX_CAPTURED_TOKENS: Final = 1024
 """Maximum number of tokens of a prefill pass that may be captured."""
 _QUERY_ROW_MULTIPLE: Final = 32  # query rows of verification steps are padded to multiples of this
-_CAPTURE_SECONDS: Final = 0.08  # time that the GPU idles during a capture
+CAPTURE_SECONDS: Final = 0.08
+"""Time that the GPU idles during a capture."""
 # Bytes of weights per second with which the GPU computes one more row of a large pass. A row takes
 # two operations per weight, as many as a 16-bit weight has bytes. An 8-bit weight has half of the
 # bytes, and its operations are twice as fast.
@@ -160,30 +161,6 @@ def pad_num_query_rows(num_rows: int) -> int:
         num_rows: Number of query rows of the step, which differs from step to step.
     """
     return -(-num_rows // _QUERY_ROW_MULTIPLE) * _QUERY_ROW_MULTIPLE
-
-
-class CaptureBudget:
-    """Sums the cost of padding since the last capture."""
-
-    def __init__(self, row_seconds: float) -> None:
-        """Set up a budget; `row_seconds` is the time of one row in a pass of many."""
-        self._row_seconds = row_seconds
-        self._cost = 0.0
-
-    def should_capture(self, size: int, graph_size: int) -> bool:
-        """Return whether a step of `size` rows costs too much in a graph of `graph_size` rows."""
-        return self._cost + self._cost_of(size, graph_size) > _CAPTURE_SECONDS
-
-    def add_padding_cost(self, size: int, graph_size: int) -> None:
-        """Count a step of `size` rows that a graph of `graph_size` rows has computed."""
-        self._cost += self._cost_of(size, graph_size)
-
-    def reset(self) -> None:
-        """Restart from zero after a capture."""
-        self._cost = 0.0
-
-    def _cost_of(self, size: int, graph_size: int) -> float:
-        return (graph_size - size) * self._row_seconds
 
 
 def estimate_row_seconds(model: Model) -> float:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.engine.compute.cuda_graphs import (
-    CaptureBudget,
+    CAPTURE_SECONDS,
     GraphPool,
     pad_num_query_rows,
     pad_num_rows,
@@ -80,7 +80,8 @@ class DecodeGraphs(GraphPool[_Graph]):
             row_seconds: Seconds that one row takes in a pass of many.
         """
         super().__init__(forward)
-        self._capture_budget = CaptureBudget(row_seconds)
+        self._row_seconds = row_seconds
+        self._padding_seconds = 0.0  # time that padding has cost since the last capture
         # `_drawn_P1` has the tokens of the last step at the address that graphs read.
         # `_last_draws_P1` is the tensor of these tokens that the caller passes to the next step.
         self._drawn_P1 = self._last_draws_P1 = torch.empty(0, 1, dtype=torch.int64)
@@ -135,14 +136,13 @@ class DecodeGraphs(GraphPool[_Graph]):
         ]
         usable.sort(key=lambda graph: graph.size)
         for entry in usable:
+            padding_seconds = self._padding_seconds + (entry.size - size) * self._row_seconds
             # All ranks must compute the same number of rows, whichever graphs each of them has.
-            must_fit = step.ranks is not None or self._capture_budget.should_capture(
-                size, entry.size
-            )
+            must_fit = step.ranks is not None or padding_seconds > CAPTURE_SECONDS
             if must_fit and entry.size > size:
                 return None
             if self._load_levels(entry, step, state):
-                self._capture_budget.add_padding_cost(size, entry.size)
+                self._padding_seconds = padding_seconds
                 self._graphs.remove(entry)
                 self._graphs.append(entry)  # it is now the last to be dropped
                 return entry
@@ -159,7 +159,7 @@ class DecodeGraphs(GraphPool[_Graph]):
 
     def _capture(self, step: DecodeStep, state: TritonState) -> Draws | DeferredDraws:
         size = _padded_size(step, state)
-        self._capture_budget.reset()
+        self._padding_seconds = 0.0
         self.num_captured += 1
         if self.num_graphs >= _MAX_GRAPHS:
             del self._graphs[0]

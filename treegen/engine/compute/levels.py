@@ -8,7 +8,7 @@ Letters: N items, D levels of cascaded segments, G groups, P pages, R items, T q
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 def build_shared_levels(
-    chains_ND: Ints,
+    chains_ND: Ints | Pages,
     offsets: Ints,
     keys_of: Callable[[int], tuple[Pages, int, int]],
     copy_of: Callable[[int, int], Pages | None] | None = None,
@@ -100,14 +100,11 @@ def make_level(
         kv_start: Position of the first key of each group, [G].
         causal: Whether a query row sees only keys up to its own position.
     """
-    return HostLevel(
-        start_G=np.asarray(q_start, dtype=np.int64),
-        stop_G=np.asarray(q_stop, dtype=np.int64),
-        pages_GP=np.asarray(pages, dtype=np.int64),
-        kv_len_G=np.asarray(kv_len, dtype=np.int64),
-        kv_start_G=np.asarray(kv_start, dtype=np.int64),
-        causal=causal,
+    arrays = (q_start, q_stop, pages, kv_len, kv_start)
+    start_G, stop_G, pages_GP, kv_len_G, kv_start_G = (
+        np.asarray(array, dtype=np.int64) for array in arrays
     )
+    return HostLevel(start_G, stop_G, pages_GP, kv_len_G, kv_start_G, causal)
 
 
 def expand_level(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = None) -> HostLevel:
@@ -120,23 +117,13 @@ def expand_level(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = 
     """
     start, stop = level.start_G, level.stop_G
     items = Items(offsets, start, stop, level.memo if memo is None else memo)
-    return HostLevel(
-        start_G=offsets[start],
-        stop_G=offsets[stop],
-        pages_GP=level.pages_GP,
-        kv_len_G=level.kv_len_G,
-        kv_start_G=level.kv_start_G,
-        causal=level.causal,
-        items=items,
-        copied=level.copied,
-        stored_GP=level.stored_GP,
-    )
+    return replace(level, start_G=offsets[start], stop_G=offsets[stop], memo={}, items=items)
 
 
-def pad_tables(tables: list[Pages]) -> Pages:
-    """Return page tables as one array [G, P], padded with page 0."""
+def pad_tables(tables: Sequence[Pages | Sequence[int]], fill: int = 0) -> Pages:
+    """Return page tables, or lists of other indices, as one array [G, P]; `fill` pads the rows."""
     width = max(map(len, tables), default=0)
-    padded = np.zeros((len(tables), width), dtype=np.int32)
+    padded = np.full((len(tables), width), fill, dtype=np.int32)
     for row, table in enumerate(tables):
         padded[row, : len(table)] = table
     return padded

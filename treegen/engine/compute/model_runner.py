@@ -7,7 +7,8 @@ pass from the same description, which rank 0 sends to the other ranks before it 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -212,6 +213,11 @@ class ModelRunner:
         captured = self.graphs.num_captured if self.graphs is not None else 0
         return captured + (self._draft_runner.num_captured if self._draft_runner is not None else 0)
 
+    @property
+    def uncompiled_because(self) -> str:
+        """Why the layers could not be compiled; empty if they were."""
+        return self._model.uncompiled_because if isinstance(self._model, Model) else ""
+
     @functools.cached_property
     def _implementation(self) -> Implementation:
         """The attention implementation, cached because choosing it in each pass costs time."""
@@ -223,7 +229,7 @@ class ModelRunner:
             self._draft_runner.prefill(
                 replace(inputs, logit_indices=inputs.logit_indices[:0], images=None)
             )
-        with self._begin_collective("prefill", inputs):
+        with self._compute_together("prefill", inputs):
             device, cache = self._model.device, self._cache
             images = None if inputs.images is None else inputs.images.on(device)
             arrays = [inputs.tokens, inputs.positions, inputs.slots, inputs.logit_indices]
@@ -289,7 +295,7 @@ class ModelRunner:
         message = inputs
         if inputs.rows is not None and inputs.rows is self._rows:
             message = replace(inputs, rows=None)
-        with self._begin_collective("decode", message):
+        with self._compute_together("decode", message):
             device, cache, graphs = self._model.device, self._cache, self.graphs
             if self._exceeds_topk(inputs.inputs[POSITION]):
                 graphs = None
@@ -358,7 +364,7 @@ class ModelRunner:
             number: Number of earlier steps of the run.
         """
         self._deferred = None
-        with _CollectiveGuard(self._leader):
+        with self._compute_together():
             with torch.inference_mode():
                 draws = undrawn.draw(masks)
             self._record_drawn(draws, number)
@@ -394,7 +400,7 @@ class ModelRunner:
             slots: Cache slots of the latents.
             targets: Slots of the copies.
         """
-        with self._begin_collective("write_copies", slots, targets):
+        with self._compute_together("write_copies", slots, targets):
             device, layers = self._model.device, self._cache.layers
             assert isinstance(self._model, Model)
             self._model.write_expanded(layers, *to_device_together([slots, targets], device))
@@ -407,21 +413,19 @@ class ModelRunner:
     def _leader(self) -> RankLeader | None:
         return self._ranks.leader if self._ranks is not None else None
 
-    def _begin_collective(self, name: str, *arguments: Any) -> _CollectiveGuard:
-        if self._leader is not None:
+    @contextmanager
+    def _compute_together(self, name: str = "", *arguments: Any) -> Iterator[None]:
+        """Let the other ranks call a method too, if it is named; end them if this rank fails.
+
+        They would wait for this rank forever.
+        """
+        if self._leader is not None and name:
             self._leader.call_followers(name, *arguments)
-        return _CollectiveGuard(self._leader)
-
-
-class _CollectiveGuard:
-    """Ends the other ranks if this rank fails in a shared computation; they would wait forever."""
-
-    def __init__(self, leader: RankLeader | None) -> None:
-        self._leader = leader
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and self._leader is not None:
-            self._leader.fail(f"rank 0 failed in a forward pass: {type(error).__name__}: {error}")
+        try:
+            yield
+        except BaseException as error:
+            if self._leader is not None:
+                self._leader.fail(
+                    f"rank 0 failed in a forward pass: {type(error).__name__}: {error}"
+                )
+            raise

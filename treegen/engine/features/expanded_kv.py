@@ -17,15 +17,7 @@ from treegen.common.spec import ModelSpec
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.segments.store import SegmentStore
 from treegen.ops.cache.pool import PagedCache, Pages, table_slots
-from treegen.prompts.plan.cost_model import CostModel
-
-
-@dataclass(frozen=True, slots=True)
-class ExpandedKVOptions:
-    """The model and the costs of its device, which decide which segments get copies."""
-
-    spec: ModelSpec
-    cost: CostModel
+from treegen.prompts.plan.cost_model import CostModel, should_expand
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,8 @@ class ExpandedKVCache:
         cache: PagedCache,
         store: SegmentStore,
         model_runner: ModelRunner,
-        options: ExpandedKVOptions,
+        spec: ModelSpec,
+        cost: CostModel,
     ) -> None:
         """Set up a cache without copies.
 
@@ -56,13 +49,10 @@ class ExpandedKVCache:
             cache: The paged KV cache.
             store: The segments of the run.
             model_runner: Expands latents.
-            options: The model and the costs of its device.
+            spec: The model.
+            cost: The costs of its device, which decide which segments get copies.
         """
-        latent = options.spec.latent
-        assert latent is not None
-        self._latent, self._pages = latent, options.spec.copy_pages
-        self._itemsize, self._cost = options.spec.itemsize, options.cost
-        self._index_topk = options.spec.index_topk
+        self._spec, self._cost = spec, cost
         self._cache, self._store, self._model_runner = cache, store, model_runner
         self._copies: dict[int, _ExpandedKV] = {}
         self._times_lost: dict[int, int] = {}
@@ -72,11 +62,9 @@ class ExpandedKVCache:
 
         A missing copy is made if there is room.
         """
-        if not self._cost.should_expand(self._latent, rows, self._itemsize):
-            return None
         table, num_keys, start = self._store.keys_of(index)
-        if 0 < self._index_topk <= start + num_keys:
-            return None  # rows below select keys, which they read from latents
+        if not should_expand(self._spec, self._cost, rows, start + num_keys):
+            return None
         copy = self._copies.get(index)
         if copy is not None:
             is_lent = self._cache.pool.is_lent(index)
@@ -90,10 +78,10 @@ class ExpandedKVCache:
     def _make(self, index: int, table: Pages, num_keys: int) -> Pages | None:
         """Make a copy if it takes at most half of the free pages, or less if it was lost before."""
         pool, page_size = self._cache.pool, self._cache.page_size
-        count = -(-num_keys // page_size)
-        if count * self._pages << self._times_lost.get(index, 0) + 1 > pool.num_unlent:
+        count, copy_pages = -(-num_keys // page_size), self._spec.copy_pages
+        if count * copy_pages << self._times_lost.get(index, 0) + 1 > pool.num_unlent:
             return None
-        blocks = pool.lend(index, count, self._pages) if count else None
+        blocks = pool.lend(index, count, copy_pages) if count else None
         if blocks is None:
             return None
         self._model_runner.write_copies(

@@ -23,7 +23,7 @@ from treegen.engine.compute.decode_step import (
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_level, make_level
 from treegen.engine.compute.model_runner import StepInputs, StepRows
 from treegen.engine.features import Features
-from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
+from treegen.engine.passes.pass_inputs import build_step_inputs, build_step_rows
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.table import VerifyInput
@@ -120,19 +120,10 @@ class DecodeSteps:
             source: Index of each row in the last step, or -1, [rows].
             before: The last step, if its tokens are not known yet; None otherwise.
         """
-        run, usage = self._run, self._run.usage
-        rows, page_size = run.rows, run.cache.page_size
+        run = self._run
         step_rows, shared_keys = self._get_step_rows(order)
-        ends, base = rows.stop[order] + counts, rows.base[order]
-        pages = rows.table[order, : int(rows.num_pages[order].max())]
-        index = np.arange(len(order) + 1)
-        own_level = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
-        slots = compute_slot_mapping(pages, ends - 1 - base, page_size)
         forced = self._features.budgets.get_forced_tokens(order, counts)
-        rotary = ends - 1 + rows.shift[order]
-        inputs = np.stack(
-            [rows.last[order], source, ends - 1, slots, rows.seed[order], counts, forced, rotary]
-        )
+        inputs, own_level = build_step_inputs(run, order, counts, source, forced)
         draws, levels = run.model_runner.decode(
             StepInputs(
                 inputs=inputs,
@@ -141,14 +132,12 @@ class DecodeSteps:
                 uses_previous_draws=before is not None,
                 states=self._queue.states.step(order),
                 graphs=self._graphs is not None and self._graphs.eager_because is None,
-                number=usage.decode_steps,
+                number=run.usage.decode_steps,
             )
         )
-        keys, number = shared_keys + int((ends - base).sum()), usage.decode_steps
-        self._record_usage(levels, len(order), keys, int(ends.sum()))
-        if isinstance(draws, DeferredDraws):
-            return DeferredStep(order, rows.serial[order], draws, number, None, keys)
-        return self._in_flight(order, rows.serial[order], draws, keys=keys)
+        keys = shared_keys + int(own_level.kv_len_G.sum())
+        self._record_usage(levels, len(order), keys, int(inputs[POSITION].sum()) + len(order))
+        return self._in_flight(order, draws, None, keys)
 
     def draw(self, pending: DeferredStep) -> InFlightStep:
         """Draw from the logits of a deferred step, once the previous tokens are known."""
@@ -157,7 +146,8 @@ class DecodeSteps:
             slots, pending.serials, verify_input, undrawn.num_rows
         )
         draws = self._run.model_runner.finish(undrawn, masks, pending.number).first(len(slots))
-        return self._in_flight(slots, pending.serials, draws, verify_input, pending.keys)
+        fetch, version = AsyncDraws(draws), self._run.gate.version
+        return InFlightStep(slots, pending.serials, fetch, verify_input, pending.keys, version)
 
     def verify(
         self, order: Ints, counts: Ints, verify_input: VerifyInput
@@ -217,24 +207,22 @@ class DecodeSteps:
                 number=usage.decode_steps,
             )
         )
-        keys, number = shared_keys + int(keys_R.sum()), usage.decode_steps
+        keys = shared_keys + int(keys_R.sum())
         self._record_usage(prepared, len(order), keys, int(positions_T.sum()) + num)
         usage.drafted_tokens += num - len(order)
-        if isinstance(draws, DeferredDraws):
-            return DeferredStep(slots_T, rows.serial[slots_T], draws, number, verify_input, keys)
-        return self._in_flight(slots_T, rows.serial[slots_T], draws.first(num), verify_input, keys)
+        return self._in_flight(slots_T, draws, verify_input, keys)
 
     def _in_flight(
-        self,
-        slots: Ints,
-        serials: Ints,
-        draws: Draws,
-        verify_input: VerifyInput | None = None,
-        keys: int = 0,
-    ) -> InFlightStep:
+        self, slots: Ints, draws: Draws | DeferredDraws, verify_input: VerifyInput | None, keys: int
+    ) -> InFlightStep | DeferredStep:
         """Return a launched step; its arguments are fields of `InFlightStep`."""
-        version = self._run.gate.version
-        return InFlightStep(slots, serials, AsyncDraws(draws), verify_input, keys, version)
+        run, serials = self._run, self._run.rows.serial[slots]
+        if isinstance(draws, DeferredDraws):
+            number = run.usage.decode_steps - 1
+            return DeferredStep(slots, serials, draws, number, verify_input, keys)
+        if verify_input is not None:
+            draws = draws.first(len(slots))  # without padding
+        return InFlightStep(slots, serials, AsyncDraws(draws), verify_input, keys, run.gate.version)
 
     def drop_cached_rows(self) -> None:
         """Drop the cached inputs of the last step, after keys were computed again."""

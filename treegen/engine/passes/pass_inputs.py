@@ -73,9 +73,7 @@ def prefill_inputs(run: EngineRun, spans: Sequence[Span]) -> PrefillInputs:
         ]
     )
     item = np.repeat(np.arange(len(spans)), lengths)
-    chains = np.full((len(spans), max(len(span.chain) for span in spans)), -1, dtype=np.int64)
-    for row, span in enumerate(spans):
-        chains[row, : len(span.chain)] = span.chain
+    chains = pad_tables([span.chain for span in spans], fill=-1)
     above = build_shared_levels(chains, offsets, run.store.keys_of)
 
     def levels(blocks: BidirectionalBlocks | None) -> list[HostLevel]:
@@ -198,6 +196,32 @@ def compute_slot_mapping(pages: Pages, offsets: Ints, page_size: int) -> Ints:
     return page * page_size + offsets % page_size
 
 
+def build_step_inputs(
+    run: EngineRun, slots: Ints, counts: Ints, source: Ints, forced: Ints
+) -> tuple[Ints, HostLevel]:
+    """Build the inputs of a step in which each row draws one token.
+
+    Args:
+        run: Shared state of the run.
+        slots: Slots of the rows, [rows].
+        counts: Number of generated tokens of each row, [rows].
+        source: As `SOURCE` in `DecodeStep`, [rows].
+        forced: As `FORCED` in `DecodeStep`, [rows].
+
+    Returns:
+        The inputs, as in `DecodeStep`, [8, rows], and the level of the rows' own tokens.
+    """
+    rows = run.rows
+    ends, base = rows.stop[slots] + counts, rows.base[slots]
+    pages = rows.table[slots, : int(rows.num_pages[slots].max())]
+    bounds = np.arange(len(slots) + 1)
+    own_level = make_level(bounds[:-1], bounds[1:], pages, ends - base, base, causal=False)
+    cache_slots = compute_slot_mapping(pages, ends - 1 - base, run.cache.page_size)
+    rotary = ends - 1 + rows.shift[slots]
+    columns = [rows.last[slots], source, ends - 1, cache_slots, rows.seed[slots], counts]
+    return np.stack([*columns, forced, rotary]), own_level
+
+
 def build_step_rows(run: EngineRun, slots: Ints, levels: Sequence[HostLevel]) -> StepRows:
     """Build the inputs that stay the same while the same rows are decoded.
 
@@ -228,7 +252,7 @@ def find_generated_spans(requests: Sequence[LiveRequest]) -> Ints:
     for request in requests:
         spans_of_request: list[tuple[int, int]] = [(request.segment.stop, NEVER)]
         for segment in request.segment.path():
-            if not segment.is_generated:
+            if segment.params is None:  # it is given text
                 continue
             first, stop = spans_of_request[-1]
             if segment.stop == first:
@@ -246,9 +270,7 @@ def build_prompt_histories(run: EngineRun, requests: Sequence[LiveRequest]) -> T
     """Return the prompts of requests; their keys are computed once the earlier passes finish."""
     segments = [request.segment for request in requests]
     bounds = np.arange(len(segments) + 1)
-    chains = np.full((len(segments), max(len(s.above) for s in segments)), -1)
-    for row, s in enumerate(segments):
-        chains[row, : len(s.above)] = s.above
+    chains = pad_tables([segment.above for segment in segments], fill=-1)
     tables = [s.table for s in segments if s.table is not None]
     assert len(tables) == len(segments), "a prompt has no pages"
     stop, base = (np.array([getattr(s, at) for s in segments]) for at in ("stop", "base"))

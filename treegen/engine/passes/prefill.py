@@ -34,6 +34,7 @@ from treegen.ops.cache.pool import table_slots
 from treegen.ops.cache.state_cache import NO_STATE
 from treegen.ops.sampling.draw import AsyncDraws, draw
 
+_MAX_WAITING_LEVELS = 8  # beyond this number of passes, segments repeat tokens of their parents
 _KEY_BITS = 32  # low bits of a sort key: the sample index; high bits: the segment's index
 
 
@@ -62,21 +63,46 @@ def schedule_spans(
         span = _build_row_span(run, queue, slot, start, token_budget)
         spans.append(span)
         token_budget -= len(span.tokens)
-    logits = 0
+    logits = num_repeated = 0
+    is_deep: bool | None = None  # counted once a segment has to wait
+    depths: dict[int, int] = {}  # how many segments above it this pass computes, for each segment
     for index in sorted(to_compute):
         if token_budget == 0 or logits >= max_logits:
             break
-        segment = to_compute[index]
-        if segment.computed < segment.stop and run.store.is_ready(segment, reached):
-            span = _build_segment_span(run.store, segment, token_budget, max_logits - logits)
-            if len(span.tokens) > token_budget and spans:
+        segment, store = to_compute[index], run.store
+        if segment.computed == segment.stop:
+            continue
+        depth = depths.get(segment.parent.index, -1) + 1 if segment.parent is not None else 0
+        repeated = 0
+        if not store.is_ready(segment, reached):
+            if is_deep is None:
+                is_deep = _count_waiting_levels(to_compute) > _MAX_WAITING_LEVELS
+            needed = store.count_repeatable(segment, reached) if is_deep else None
+            # A pass repeats less than a page for each level that it computes ahead of time.
+            max_repeated = min(token_budget, depth * store.cache.page_size - num_repeated) - 1
+            if needed is None or needed > max_repeated:
                 continue
-            spans.append(span)
-            reached[index] = span.stop
-            token_budget = max(token_budget - len(span.tokens), 0)
-            logits += len(span.logit_positions)
+            repeated = needed
+        span = _build_segment_span(store, segment, repeated, token_budget, max_logits - logits)
+        if len(span.tokens) > token_budget and spans:
+            continue
+        spans.append(span)
+        reached[index], depths[index] = span.stop, depth
+        num_repeated += repeated
+        token_budget = max(token_budget - len(span.tokens), 0)
+        logits += len(span.logit_positions)
     # Sort by the shared segments first. Then the spans below any segment are consecutive.
     return sorted(spans, key=lambda span: (span.chain, span.key))
+
+
+def _count_waiting_levels(to_compute: Mapping[int, LiveSegment]) -> int:
+    """Return for how many passes some segment waits if each waits for that of its folded parent."""
+    levels: dict[int, int] = {}
+    for index, segment in sorted(to_compute.items()):
+        parent = segment.parent
+        if parent is not None and segment.has_folded_parent and parent.computed < parent.stop:
+            levels[index] = levels.get(parent.index, 0) + 1
+    return max(levels.values(), default=0)
 
 
 def _build_row_span(
@@ -102,21 +128,33 @@ def _build_row_span(
 
 
 def _build_segment_span(
-    store: SegmentStore, segment: LiveSegment, token_budget: int, max_logits: int
+    store: SegmentStore, segment: LiveSegment, repeated: int, token_budget: int, max_logits: int
 ) -> Span:
-    store.tables.continue_parent(segment)
-    start = segment.computed
-    first_logit = max(start, segment.first_logit)
+    """Return the next span of a segment.
+
+    Args:
+        store: The segments.
+        segment: The segment.
+        repeated: Number of tokens of its parent that are computed again at the start of the span.
+        token_budget: As for `schedule_spans`.
+        max_logits: As for `schedule_spans`.
+    """
+    if repeated:
+        segment.continued = True
+    else:
+        store.tables.continue_parent(segment)
+    start = segment.computed - repeated
+    first_logit = max(segment.computed, segment.first_logit)
     stop = min(segment.stop, start + token_budget, first_logit + max_logits)
+    tokens = segment.path_tokens(start)
     if store.blocks is not None:
-        remaining = segment.tokens[start - segment.start :]
         # Stop before a block that would be cut, or after it if the span begins with it.
-        low, high = store.blocks.around(remaining, stop - start)
+        low, high = store.blocks.around(tokens, stop - start)
         stop = start + (low or high)
     assert segment.table is not None
     return Span(
         key=segment.index << _KEY_BITS,
-        tokens=segment.tokens[start - segment.start : stop - segment.start],
+        tokens=tokens[: stop - start],
         start=start,
         table=segment.table,
         base=segment.base,
@@ -314,14 +352,17 @@ def recompute_segments(run: EngineRun, queue: RowQueue, features: Features, chun
     depths = {segment.index: sum(1 for _ in segment.path()) for segment in segments}
     segments.sort(key=lambda segment: (depths[segment.index], segment.index))
     for _, group in groupby(segments, key=lambda segment: depths[segment.index]):
-        spans = [_build_recompute_span(run, segment) for segment in group]
-        while spans:
-            spans = _recompute_pass(run, features, spans, chunk)
+        remaining = {segment: _start_recomputing(run, segment) for segment in group}
+        while remaining:
+            _recompute_pass(run, features, remaining, chunk)
     _copy_to_rows(run, queue)
 
 
-def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
-    """Return the tokens of a segment, and those of folded segments above that only it has."""
+def _start_recomputing(run: EngineRun, segment: LiveSegment) -> tuple[int, int]:
+    """Return the position from which a segment is computed again, and the slot of the state there.
+
+    The tokens of folded segments above that only this segment has are computed again too.
+    """
     assert segment.table is not None and segment.computed == segment.stop
     store, size, parent = run.store, run.cache.page_size, segment.parent
     start = segment.base
@@ -332,86 +373,91 @@ def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
             start = segment.start
             segment.continued = False
             store.tables.continue_parent(segment)
-    # A table may begin within a segment above.
-    first = next(above for above in segment.path() if above.start <= start)
+    read_slot = NO_STATE
+    if start == segment.start:
+        read_slot = parent.end_state if parent is not None else NO_STATE
+    elif segment.above:
+        read_slot = store.segments[segment.above[-1]].end_state
+    is_known = read_slot != NO_STATE or start == 0 or not store.states.exist
+    assert is_known, "a segment above has no state"
+    return start, read_slot
+
+
+def _recompute_pass(
+    run: EngineRun,
+    features: Features,
+    remaining: dict[LiveSegment, tuple[int, int]],
+    token_budget: int,
+) -> None:
+    """Compute a pass, and update what remains of segments.
+
+    Args:
+        run: Shared state of the run.
+        features: Its optional features.
+        remaining: The position from which each segment is still to be computed, and the slot of the
+            state there.
+        token_budget: Maximum number of tokens of the pass.
+    """
+    spans: list[Span] = []
+    for segment, (start, read_slot) in list(remaining.items()):
+        if not token_budget:
+            break
+        span = _build_recompute_span(run.store, segment, start, read_slot, token_budget)
+        # A block that is never cut may exceed the budget, but only in a pass of its own.
+        if spans and len(span.tokens) > token_budget:
+            continue
+        spans.append(span)
+        token_budget = max(token_budget - len(span.tokens), 0)
+        if span.stop == segment.stop:
+            del remaining[segment]
+        else:
+            remaining[segment] = span.stop, span.states.write_slot if span.states else NO_STATE
+    spans.sort(key=lambda span: (span.chain, span.key))
+    inputs = prefill_inputs(run, spans)
+    if features.images is not None:
+        inputs = features.images.add_embeddings(inputs, run.usage)
+    run.model_runner.prefill(inputs)
+    run.usage.prefill_steps += 1
+    run.usage.recomputed_tokens += len(inputs.tokens)
+
+
+def _build_recompute_span(
+    store: SegmentStore, segment: LiveSegment, start: int, read_slot: int, token_budget: int
+) -> Span:
+    """Return a span of a segment that is computed again, without logits.
+
+    Args:
+        store: The segments.
+        segment: The segment.
+        start: Position of the first token.
+        read_slot: Slot of the state there.
+        token_budget: Maximum number of tokens, which a block that is never cut may exceed.
+    """
+    tokens = segment.path_tokens(start)
+    num = min(token_budget, len(tokens))
+    if store.blocks is not None:
+        low, high = store.blocks.around(tokens, num)
+        num = low or high
     states = None
     if store.states.exist:
-        read_slot = NO_STATE
-        if start == segment.start:
-            read_slot = parent.end_state if parent is not None else NO_STATE
-        elif segment.above:
-            read_slot = store.segments[segment.above[-1]].end_state
-        assert read_slot != NO_STATE or start == 0, "a segment above has no state"
-        states = StateSpan(read_slot, segment.penultimate_state, segment.end_state)
+        # A state that is kept before the last token is the running state until then.
+        states = StateSpan(read_slot, NO_STATE, segment.penultimate_state or segment.end_state)
+        if num == len(tokens):
+            penultimate_slot = segment.penultimate_state if num > 1 else NO_STATE
+            states = StateSpan(read_slot, penultimate_slot, segment.end_state)
+    assert segment.table is not None
     return Span(
         key=segment.index,
-        tokens=segment.path_tokens()[start:],
+        tokens=tokens[:num],
         start=start,
         table=segment.table,
         base=segment.base,
         chain=segment.above,
         logit_positions=np.empty(0, dtype=np.int64),
         segment=segment,
-        shift=store.shift_at(first, start),
+        shift=store.shift_at(segment, start),
         states=states,
     )
-
-
-def _recompute_pass(
-    run: EngineRun, features: Features, spans: list[Span], chunk: int
-) -> list[Span]:
-    """Compute a pass of spans; return what is left of them."""
-    token_budget = chunk
-    now: list[Span] = []
-    later: list[Span] = []
-    for span in spans:
-        part, remainder = _split_span(run, span, token_budget) if token_budget else (None, span)
-        # A block that is never cut may exceed the budget, but only in a pass of its own.
-        if part is not None and now and len(part.tokens) > token_budget:
-            part, remainder = None, span
-        if part is not None:
-            now.append(part)
-            token_budget = max(token_budget - len(part.tokens), 0)
-        if remainder is not None:
-            later.append(remainder)
-    now.sort(key=lambda span: (span.chain, span.key))
-    inputs = prefill_inputs(run, now)
-    if features.images is not None:
-        inputs = features.images.add_embeddings(inputs, run.usage)
-    run.model_runner.prefill(inputs)
-    run.usage.prefill_steps += 1
-    run.usage.recomputed_tokens += len(inputs.tokens)
-    return later
-
-
-def _split_span(run: EngineRun, span: Span, token_budget: int) -> tuple[Span, Span | None]:
-    """Return the first part of a span, which fits into a pass, and the rest."""
-    num = min(token_budget, len(span.tokens))
-    if run.store.blocks is not None:
-        low, high = run.store.blocks.around(span.tokens, num)
-        num = low or high
-    if num == len(span.tokens):
-        return span, None
-    rotary, states, rest_states = run.store.rotary, span.states, span.states
-    if states is not None:
-        read_slot, penultimate_slot, write_slot = states
-        # A state that is kept before the last token is the running state until then.
-        running = write_slot if penultimate_slot == NO_STATE else penultimate_slot
-        states = StateSpan(read_slot, NO_STATE, running)
-        num_remaining = len(span.tokens) - num
-        rest_states = StateSpan(
-            running, penultimate_slot if num_remaining > 1 else NO_STATE, write_slot
-        )
-    shift = span.shift if rotary is None else rotary.after(span.tokens[:num], span.shift)
-    part = replace(span, tokens=span.tokens[:num], states=states)
-    remainder = replace(
-        span,
-        tokens=span.tokens[num:],
-        start=span.start + num,
-        shift=shift,
-        states=rest_states,
-    )
-    return part, remainder
 
 
 def _copy_to_rows(run: EngineRun, queue: RowQueue) -> None:

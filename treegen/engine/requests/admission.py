@@ -16,10 +16,8 @@ from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.table import RowPhase
 from treegen.engine.segments.scores import collect_score
-from treegen.engine.segments.segment import LiveRequest, LiveSegment, RequestPhase, check_transition
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError
-
-_, WAITING, UNDRAWN, OPEN, FINISHED = RequestPhase
 
 
 class AdmissionController:
@@ -47,7 +45,7 @@ class AdmissionController:
         self._on_prefilled = on_prefilled
         self._waiting: OrderedDict[LiveRequest, None] = OrderedDict()  # the next one first
         self._open: dict[LiveRequest, None] = {}  # in the order they were opened
-        self._num_undrawn = 0  # rows of UNDRAWN requests
+        self._num_undrawn = 0  # rows of open requests whose first tokens are to be drawn
 
     @property
     def has_work(self) -> bool:
@@ -60,9 +58,7 @@ class AdmissionController:
             self._run.requests[request.index] = request
             self._run.store.attach(request)
         for request in requests:
-            self._move(request, WAITING)
             if request.spec.rows and not request.samples:
-                self._move(request, FINISHED)
                 self._end(request)
             else:
                 self._waiting[request] = None
@@ -86,11 +82,7 @@ class AdmissionController:
         if len(self._queue.ready) and not self._queue.num_active and not self.to_compute:
             # No row runs, yet the first ready row does not fit: something must be evicted.
             request = self._run.requests[int(self._run.rows.request[self._queue.ready[0]])]
-            self._make_room(
-                request,
-                lambda: request.row_pages(self._page_size),
-                lambda: self._queue.count_missing_slots(request),
-            )
+            self._make_room(request)
             self._queue.activate(1)
 
     def _try_open(self, request: LiveRequest, growth: int) -> bool:
@@ -102,16 +94,10 @@ class AdmissionController:
                 if not request.added or not self._run.store.evict_idle(request):
                     return False
         else:
-            self._make_room(
-                request,
-                lambda: self._run.store.pages_to_open(request),
-                lambda: self._queue.count_missing_slots(
-                    request, self._run.store.slots_to_open(request)
-                ),
-            )
+            self._make_room(request)
         del self._waiting[request]
         self._open[request] = None
-        self._move(request, UNDRAWN if request.slots is None else OPEN)
+        self._count_undrawn(request, request.num_rows if request.slots is None else 0)
         to_compute, reused = self._run.store.open(request)
         self._run.usage.prompt_tokens_reused += reused
         self.to_compute.update((segment.index, segment) for segment in to_compute)
@@ -140,7 +126,7 @@ class AdmissionController:
         """Continue requests whose segments are all computed: parked rows become ready."""
         computed = [request for request in requests if not self._needs_prefill(request)]
         for request in computed:
-            if not request.spec.rows and request.phase.is_open:
+            if not request.spec.rows and request.is_open:
                 self._finish_prefilled(request)
             elif request.spec.score_from is not None and request.score is None:
                 request.score = collect_score(request)
@@ -154,7 +140,7 @@ class AdmissionController:
             self._run.scores[request.index] = collect_score(request)
         if self._on_prefilled is not None:
             self._on_prefilled(request)
-        self._close(request, FINISHED)
+        self.finish(request)
 
     def _needs_prefill(self, request: LiveRequest) -> bool:
         """Return whether an open request needs a segment that is not computed."""
@@ -162,18 +148,17 @@ class AdmissionController:
 
     def finish(self, request: LiveRequest) -> None:
         """End a request, whether it is open or waiting."""
-        if request.phase.is_open:
-            self._close(request, FINISHED)
+        if request.is_open:
+            self._close(request)
         else:
             del self._waiting[request]
-            self._move(request, FINISHED)
-            self._end(request)
+        self._end(request)
 
-    def _close(self, request: LiveRequest, phase: RequestPhase) -> None:
-        """Release an open request's segments, and move the request to FINISHED or WAITING."""
+    def _close(self, request: LiveRequest) -> None:
+        """Release the segments that an open request keeps in memory."""
         del self._open[request]
-        self._move(request, phase)
-        done = self._end(request) if phase is FINISHED else self._run.store.close(request)
+        self._count_undrawn(request, 0)
+        done = self._run.store.close(request)
         for segment in done:
             self.to_compute.pop(segment.index, None)
         # Segments that only this request had to compute again are complete for other requests.
@@ -181,45 +166,41 @@ class AdmissionController:
         if waiting:
             self._activate_requests(waiting)
 
-    def _move(self, request: LiveRequest, phase: RequestPhase) -> None:
-        """Set a request's phase; the table of `RequestPhase` lists the allowed changes."""
-        request.phase = check_transition(request.phase, phase)
-        self._count_undrawn(request)
-
-    def _count_undrawn(self, request: LiveRequest) -> None:
-        """Update the count of rows whose first token is not drawn yet for one request."""
-        num_rows = request.num_rows if request.phase is UNDRAWN else 0
+    def _count_undrawn(self, request: LiveRequest, num_rows: int) -> None:
+        """Record for how many rows of an open request the first token is still to be drawn."""
         self._num_undrawn += num_rows - request.num_undrawn
         request.num_undrawn = num_rows
 
-    def _end(self, request: LiveRequest) -> list[LiveSegment]:
+    def _end(self, request: LiveRequest) -> None:
         del self._run.requests[request.index]
-        not_needed = self._run.store.close(request)
         del request.segment.requests[request]
         self._run.store.release(request.segment)
-        return not_needed
 
-    def _make_room(
-        self, request: LiveRequest, needed: Callable[[], int], slots_short: Callable[[], int]
-    ) -> None:
-        """Free pages until a request fits; freeing may raise the number that it needs.
+    def _make_room(self, request: LiveRequest) -> None:
+        """Free pages until a request can be opened or, if it is open, until a row of it fits.
 
-        Args:
-            request: The request; its own segments are not freed.
-            needed: Returns the number of pages that it needs now.
-            slots_short: Returns the number of recurrent state slots that are missing now.
+        Freeing pages may raise the number that the request needs.
         """
-        while self._pool.num_free < needed() or slots_short():
-            if not self.reclaim_pages(request):
-                if slots_short():
-                    raise CapacityError(
-                        f"prompt {request.spec.id!r} needs {slots_short()} more slots for "
-                        "recurrent states; give the cache more memory"
-                    )
+        store = self._run.store
+        while True:
+            pages = request.row_pages(self._page_size)
+            segment_slots = 0
+            if not request.is_open:
+                pages, segment_slots = store.pages_to_open(request), store.slots_to_open(request)
+            slots_short = self._queue.count_missing_slots(request, segment_slots)
+            if pages <= self._pool.num_free and not slots_short:
+                return
+            if self.reclaim_pages(request):
+                continue
+            if slots_short:
                 raise CapacityError(
-                    f"prompt {request.spec.id!r} needs {needed()} cache pages, but only "
-                    f"{self._pool.num_free} are free; give the cache more memory"
+                    f"prompt {request.spec.id!r} needs {slots_short} more slots for recurrent "
+                    "states; give the cache more memory"
                 )
+            raise CapacityError(
+                f"prompt {request.spec.id!r} needs {pages} cache pages, but only "
+                f"{self._pool.num_free} are free; give the cache more memory"
+            )
 
     def reclaim_pages(self, keep: LiveRequest | None = None) -> bool:
         """Free some pages, but none of request `keep`. Return False if nothing can be freed.
@@ -249,7 +230,7 @@ class AdmissionController:
     def _return_to_waiting(self, request: LiveRequest) -> None:
         if request.slots is not None:
             self._queue.park(self._queue.select([request], RowPhase.READY))
-        self._close(request, WAITING)
+        self._close(request)
         self._waiting[request] = None
         self._waiting.move_to_end(request, last=False)
 
@@ -272,10 +253,9 @@ class AdmissionController:
         """Record that the first tokens of requests are drawn; their rows wait for pages."""
         with_rows = [request for request in requests if request.slots]
         for request in with_rows:
-            if request.phase is UNDRAWN:
-                self._move(request, OPEN)
+            self._count_undrawn(request, 0)
         self._queue.park(self._queue.select(with_rows, RowPhase.DRAWN))
-        self._activate_requests(request for request in with_rows if request.phase is OPEN)
+        self._activate_requests(request for request in with_rows if request.is_open)
 
     def remove_rows(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
         """End or cancel rows of requests; a request leaves with its last row."""
@@ -303,7 +283,8 @@ class AdmissionController:
         unfinished = [] if sample is None else [i for i in request.samples if i != sample]
         is_changed = len(unfinished) < len(request.samples)
         request.samples[:] = unfinished
-        self._count_undrawn(request)
+        if request.num_undrawn:
+            self._count_undrawn(request, request.num_rows)
         if is_changed and request.slots is not None:
             slots = np.array(sorted(request.slots), dtype=np.int64)
             if not greedy:  # greedy samples share one slot
@@ -314,21 +295,23 @@ class AdmissionController:
             self.finish(request)
 
     def check(self) -> None:
-        """Assert that each request is in the queue of its phase and agrees with its rows."""
+        """Assert that each request is in the right queue and agrees with its rows."""
         queued = [*self._waiting, *self._open]
         assert len(set(queued)) == len(queued), "a request is in two queues"
         assert set(queued) == set(self._run.requests.values()), "a request is in no queue"
-        assert all(r.phase is WAITING for r in self._waiting), "a request does not wait"
-        assert all(r.phase.is_open for r in self._open), "a request is not open"
-        undrawn = sum(r.num_rows for r in self._open if r.phase is UNDRAWN)
-        assert self._num_undrawn == undrawn, "rows that are to be drawn are miscounted"
+        assert all(request.is_open == (request in self._open) for request in queued), (
+            "a request is open, but not in the queue of open ones, or the reverse"
+        )
+        undrawn = [request for request in self._open if request.num_undrawn]
+        num_undrawn = sum(request.num_rows for request in undrawn)
+        assert self._num_undrawn == num_undrawn, "rows that are to be drawn are miscounted"
         rows, requests = self._run.rows, self._run.requests
         started = np.concatenate([self._queue.active(), self._queue.ready])
         owners = np.unique(rows.request[started]).tolist()
-        assert all(requests[i].phase.is_open for i in owners), "a row's request is not open"
+        assert all(requests[i].is_open for i in owners), "a row's request is not open"
         for request in self._open:
             phases = rows.phase[list(request.slots or ())]
-            if request.phase is UNDRAWN:
+            if request.num_undrawn:
                 assert (phases == RowPhase.DRAWN).all(), "a request is drawn already"
             else:
                 assert request.slots is not None, "a request is never drawn"

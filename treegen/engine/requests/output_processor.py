@@ -47,7 +47,11 @@ class GeneratedSegment:
 
 
 class OutputProcessor:
-    """Ends the samples of one run."""
+    """Ends the samples of one run.
+
+    Attributes:
+        waiting: Slots whose samples have finished and are not reported.
+    """
 
     def __init__(
         self,
@@ -70,7 +74,7 @@ class OutputProcessor:
         self._run, self._queue, self._features = run, queue, features
         self._admission, self._on_search_sample = admission, on_search_sample
         self._finished: list[Completion] = []  # not taken yet
-        self._waiting: Ints = np.empty(0, dtype=np.int64)  # slots that are not reported yet
+        self.waiting: Ints = np.empty(0, dtype=np.int64)
         self._waiting_requests: list[LiveRequest] = []  # the requests of these slots
         self._min_tokens = 0  # to report in each step, so that waiting samples do not pile up
 
@@ -78,11 +82,6 @@ class OutputProcessor:
     def has_more(self) -> bool:
         """Whether some sample has ended and was not taken yet."""
         return bool(self._finished or self._waiting_requests)
-
-    @property
-    def waiting(self) -> Ints:
-        """Slots whose samples have finished and are not reported."""
-        return self._waiting
 
     def end(self, slots: Ints) -> None:
         """End those samples in slots that have finished; the last token of each may end it."""
@@ -100,7 +99,7 @@ class OutputProcessor:
 
     def report_batch(self) -> None:
         """Report as many samples as fit into the time of a step, or more if many wait."""
-        tokens = self._run.rows.count[self._waiting].cumsum()
+        tokens = self._run.rows.count[self.waiting].cumsum()
         max_tokens = max(_TOKENS_PER_ROW * len(self._queue.live_slots), self._min_tokens)
         self._report(max(int(tokens.searchsorted(max_tokens, side="right")), 1))
 
@@ -114,19 +113,19 @@ class OutputProcessor:
         return finished
 
     def _defer(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        self._waiting = np.concatenate([self._waiting, slots])
+        self.waiting = np.concatenate([self.waiting, slots])
         self._waiting_requests += requests
         self._min_tokens = max(
-            self._min_tokens, int(self._run.rows.count[self._waiting].sum()) // _MAX_REPORT_STEPS
+            self._min_tokens, int(self._run.rows.count[self.waiting].sum()) // _MAX_REPORT_STEPS
         )
         self._retire(slots, requests)
 
     def _report(self, num: int) -> None:
         if not self._waiting_requests:
             return
-        slots, requests = self._waiting[:num], self._waiting_requests[:num]
+        slots, requests = self.waiting[:num], self._waiting_requests[:num]
         by_index = self._build_completions(slots, requests)
-        self._waiting, self._waiting_requests = self._waiting[num:], self._waiting_requests[num:]
+        self.waiting, self._waiting_requests = self.waiting[num:], self._waiting_requests[num:]
         self._min_tokens = self._min_tokens if self._waiting_requests else 0
         self._finished += [completion for _, completions in by_index for completion in completions]
         self._queue.release(slots)

@@ -146,16 +146,8 @@ class PassResultProcessor:
         check_numbers(draws_of_rows.lse, lambda at: self._row_name(slots[at]))
         self._run.usage.decoded_tokens += len(slots)
         verify_input = flight.verify_input if is_last is not None else None
-        rows.append(
-            slots,
-            draws_of_rows.tokens,
-            draws_of_rows.logprobs,
-            draws_of_rows.top_tokens,
-            draws_of_rows.top_logprobs,
-            draws_of_rows.signals,
-            verify_input.index_T[draws] if verify_input is not None else None,
-            flight.version,
-        )
+        index = verify_input.index_T[draws] if verify_input is not None else None
+        rows.append(slots, draws_of_rows, index, flight.version)
         tokens = draws_of_rows.tokens
         if is_last is not None:
             slots, tokens = slots[is_last], tokens[is_last]

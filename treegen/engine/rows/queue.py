@@ -241,9 +241,10 @@ class RowQueue:
         rows.key[slots_PN] = (ranks << _KEY_BITS)[:, None] + rows.sample[slots_PN]
         if self._num_early:
             rows.key[slots_PN[:, self._num_early :]] += _LATE_OFFSET
+        run_seeds = [self._run.param_sets[request.params].params.seed for request in requests]
         rows.seed[slots_PN] = [
-            [self._seed(request, index) for index in sample_indices]
-            for request, sample_indices in zip(requests, samples, strict=True)
+            [sample_seed(run_seed, request.spec, index) for index in indices]
+            for run_seed, request, indices in zip(run_seeds, requests, samples, strict=True)
         ]
         for feature in self.features:
             feature.begin(requests, slots_PN)
@@ -251,10 +252,6 @@ class RowQueue:
             request.slots = set(slots)
             request.recomputed_segment = None
         return slots_PN
-
-    def _seed(self, request: LiveRequest, sample: int) -> int:
-        run_seed = self._run.param_sets[request.params].params.seed
-        return sample_seed(run_seed, request.spec, sample)
 
     def park(self, slots: Ints) -> None:
         """Make rows wait for the keys of their prompts."""

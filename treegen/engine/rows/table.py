@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from treegen.engine.compute.levels import Ints, expand_offsets
 from treegen.engine.rows.token_store import TokenStore, grow_array, grow_arrays
 from treegen.ops.cache.pool import Pages
+from treegen.ops.sampling.draw import HostDraws
 
 
 class RowPhase(IntEnum):
@@ -111,11 +112,6 @@ class RowTable:
         self.generated.release(slots, self.count[slots])
         self._free.extend(slots.tolist())
 
-    @property
-    def num_used(self) -> int:
-        """Number of slots in use."""
-        return len(self.request) - len(self._free)
-
     def used(self) -> NDArray[np.int64]:
         """Return the slots in use, in ascending order."""
         return np.setdiff1d(np.arange(len(self.request)), self._free)
@@ -123,11 +119,7 @@ class RowTable:
     def append(
         self,
         slots: NDArray[np.int64],
-        tokens: NDArray[np.int64],
-        logprobs: NDArray[np.float32],
-        top_tokens: NDArray[np.int64] | None = None,
-        top_logprobs: NDArray[np.float32] | None = None,
-        signals: NDArray[np.float32] | None = None,
+        draws: HostDraws,
         token_index: NDArray[np.int64] | None = None,
         version: int = 0,
     ) -> None:
@@ -135,11 +127,7 @@ class RowTable:
 
         Args:
             slots: Slots, [N].
-            tokens: Token ids, [N].
-            logprobs: Log-probabilities of the tokens, [N].
-            top_tokens: The most likely tokens, [N, num_logprobs]; None without alternatives.
-            top_logprobs: Log-probabilities of these, [N, num_logprobs]; None without alternatives.
-            signals: Confidence and self-certainty, [N, 2]; None if they are not recorded.
+            draws: The tokens, and what is reported of each, [N].
             token_index: If a slot occurs several times in a row, the index of each token among the
                 slot's new tokens, [N]; None if each slot occurs once.
             version: The version of the weights.
@@ -147,10 +135,8 @@ class RowTable:
         counts = self.count[slots]
         if token_index is not None:
             counts += token_index
-        self.generated.append(
-            slots, counts, tokens, logprobs, top_tokens, top_logprobs, signals, version
-        )
-        self.last[slots] = tokens  # if a slot occurs several times, its last token stays
+        self.generated.append(slots, counts, draws, version)
+        self.last[slots] = draws.tokens  # if a slot occurs several times, its last token stays
         self.count[slots] = counts + 1
 
     def tokens(self, slots: NDArray[np.int64]) -> list[tuple[int, ...]]:

@@ -12,6 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from treegen.ops.sampling.draw import HostDraws
+
 _BLOCK_BITS: Final = 6
 _BLOCK_SIZE: Final = 1 << _BLOCK_BITS  # tokens
 
@@ -46,12 +48,6 @@ class TokenStore:
         self._blocks = np.zeros((0, 4), dtype=np.int64)  # blocks of each slot, [slots, blocks]
         self._free = np.empty(0, dtype=np.int64)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the store in bytes."""
-        arrays = [self._blocks, *(getattr(self, name) for name in self._PER_TOKEN)]
-        return sum(array.nbytes for array in arrays)
-
     def add_slots(self, num: int) -> None:
         """Grow to `num` slots, which must not be fewer than before."""
         self._blocks = grow_array(self._blocks, num, self._blocks.shape[1])
@@ -70,27 +66,13 @@ class TokenStore:
         """Record versions from now on; those of earlier tokens are 0 unless they are recorded."""
         self.versions = grow_array(self.versions, *self.versions.shape[:2], 1)
 
-    def append(
-        self,
-        slots: _Ints,
-        counts: _Ints,
-        tokens: NDArray[np.int64],
-        logprobs: NDArray[np.float32],
-        top_tokens: NDArray[np.int64] | None,
-        top_logprobs: NDArray[np.float32] | None,
-        signals: NDArray[np.float32] | None = None,
-        version: int = 0,
-    ) -> None:
+    def append(self, slots: _Ints, counts: _Ints, draws: HostDraws, version: int) -> None:
         """Record one more token for each slot.
 
         Args:
             slots: Slots, [N].
             counts: Number of tokens of each slot before this one, [N].
-            tokens: Token ids, [N].
-            logprobs: Log-probabilities of the tokens, [N].
-            top_tokens: The most likely tokens, [N, num_logprobs]; None without alternatives.
-            top_logprobs: Log-probabilities of these, [N, num_logprobs]; None without alternatives.
-            signals: Confidence and self-certainty, [N, 2]; None if they are not recorded.
+            draws: The tokens, and what is reported of each, [N].
             version: The version of the weights.
         """
         column, within = counts >> _BLOCK_BITS, counts & (_BLOCK_SIZE - 1)
@@ -99,14 +81,14 @@ class TokenStore:
             self._allocate_blocks(slots[fresh], column[fresh])
         block = self._blocks[slots, column]
         at = (block << _BLOCK_BITS) + within
-        self.tokens.reshape(-1)[at] = tokens
-        self.logprobs.reshape(-1)[at] = logprobs
-        if top_tokens is not None and top_logprobs is not None:
-            num = top_tokens.shape[-1]
-            self.top_tokens[block, within, :num] = top_tokens
-            self.top_logprobs[block, within, :num] = top_logprobs
-        if signals is not None:
-            self.signals[block, within] = signals
+        self.tokens.reshape(-1)[at] = draws.tokens
+        self.logprobs.reshape(-1)[at] = draws.logprobs
+        if draws.top_tokens is not None:
+            num = draws.top_tokens.shape[-1]
+            self.top_tokens[block, within, :num] = draws.top_tokens
+            self.top_logprobs[block, within, :num] = draws.top_logprobs
+        if draws.signals is not None:
+            self.signals[block, within] = draws.signals
         if self.versions.shape[-1]:
             self.versions[block, within] = version
 

@@ -14,12 +14,18 @@ from treegen.ops.cache.pool import PagedCache, table_slots
 from treegen.prompts.radix import common_prefix
 
 
-class PrefixMatcher:
-    """Finds the cached prefix that has a segment's first tokens, and up to where it is usable."""
+class SegmentPageTables:
+    """Completes the page tables of segments, whose first tokens cached prefixes may have."""
 
-    def __init__(self, prefix_cache: PrefixCache, states: SegmentStates) -> None:
-        """Set up a matcher of cached prefixes; `states` has the recurrent states of segments."""
-        self._prefix_cache, self._states = prefix_cache, states
+    def __init__(self, cache: PagedCache, prefix_cache: PrefixCache, states: SegmentStates) -> None:
+        """Set up the page tables of a run.
+
+        Args:
+            cache: The paged KV cache.
+            prefix_cache: The cached prefixes.
+            states: Recurrent states of the segments.
+        """
+        self._cache, self._prefix_cache, self._states = cache, prefix_cache, states
 
     def match_roots(self, roots: list[LiveSegment]) -> None:
         """Record the longest matching prefix of each new segment, from these roots down."""
@@ -40,7 +46,53 @@ class PrefixMatcher:
             for prefix in prefixes:
                 self._record_if_longer(prefix, segment, common_prefix(prefix.tokens, tokens))
 
-    def find_match(self, segment: LiveSegment) -> tuple[CachedPrefix | None, int]:
+    def allocate(self, segment: LiveSegment) -> int:
+        """Complete a segment's page table; return how many tokens cached prefixes supplied."""
+        page_size, pool = self._cache.page_size, self._cache.pool
+        missing = segment.missing_pages(page_size)
+        if segment.table is None:
+            segment.computed = segment.start
+        self._states.allocate(segment)
+        if segment.table is not None:
+            if missing:
+                segment.table = np.concatenate([segment.table, pool.allocate(missing)])
+            return 0
+        shared = (segment.start - segment.base) // page_size
+        above = segment.parent.table if segment.parent is not None else None
+        head = above[:shared] if above is not None and shared else np.empty(0, dtype=np.int32)
+        prefix, covered = self._find_match(segment)
+        pages = prefix.pages if prefix is not None else None
+        is_whole = segment.base == 0 and covered == segment.stop
+        is_whole = is_whole and pages is not None and np.array_equal(head, pages[:shared])
+        if prefix is not None and pages is not None and is_whole:
+            # The segment can share the pages of the prefix, as the segment above does.
+            segment.table = pool.share(pages[: -(-segment.stop // page_size)])
+            return self._record_use(prefix, segment, covered)
+        fresh = pool.allocate(missing, contiguous=True)
+        segment.table = np.concatenate([pool.share(head), fresh])
+        if prefix is None or pages is None:
+            return 0
+        first = segment.base + shared * page_size
+        self._cache.copy_tokens(
+            table_slots(pages, first, covered, page_size),
+            table_slots(segment.table, first - segment.base, covered - segment.base, page_size),
+        )
+        return self._record_use(prefix, segment, covered)
+
+    def continue_parent(self, segment: LiveSegment) -> None:
+        """Copy folded tokens of the parent that do not fill a page into a segment's own page."""
+        if segment.continued or not segment.has_folded_parent:
+            return
+        segment.continued = True
+        parent, size = segment.parent, self._cache.page_size
+        assert parent is not None and parent.table is not None and segment.table is not None
+        start = segment.start - (segment.start - segment.base) % size
+        self._cache.copy_tokens(
+            table_slots(parent.table, start - parent.base, segment.start - parent.base, size),
+            table_slots(segment.table, start - segment.base, segment.start - segment.base, size),
+        )
+
+    def _find_match(self, segment: LiveSegment) -> tuple[CachedPrefix | None, int]:
         """Return the cached prefix that supplies a segment's first tokens, and the last position.
 
         The prefix is used only if the segment above is computed. Otherwise the segment above would
@@ -56,14 +108,8 @@ class PrefixMatcher:
             return None, segment.start
         return prefix, covered
 
-    def record_use(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> int:
-        """Record that a prefix supplied tokens; return how many were never computed before.
-
-        Args:
-            prefix: The cached prefix.
-            segment: The segment.
-            covered: Position up to which the prefix supplied tokens.
-        """
+    def _record_use(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> int:
+        """Record that a prefix supplied the tokens up to a position; return how many were new."""
         self._states.copy_from(prefix, segment, covered)
         new = covered - segment.was_computed
         segment.mark_computed(covered)
@@ -75,63 +121,3 @@ class PrefixMatcher:
         usable = self._states.find_state_position(prefix, shared)
         if usable > (segment.reuse or (prefix, segment.start))[1]:
             segment.reuse = prefix, usable
-
-
-class SegmentPageTables:
-    """Completes the page tables of segments."""
-
-    def __init__(self, cache: PagedCache, matcher: PrefixMatcher, states: SegmentStates) -> None:
-        """Set up the page tables of a run.
-
-        Args:
-            cache: The paged KV cache.
-            matcher: Finds cached prefixes that have tokens of segments.
-            states: Recurrent states of the segments.
-        """
-        self._cache, self._matcher, self._states = cache, matcher, states
-
-    def allocate(self, segment: LiveSegment) -> int:
-        """Complete a segment's page table; return how many tokens cached prefixes supplied."""
-        page_size, pool = self._cache.page_size, self._cache.pool
-        missing = segment.missing_pages(page_size)
-        if segment.table is None:
-            segment.computed = segment.start
-        self._states.allocate(segment)
-        if segment.table is not None:
-            if missing:
-                segment.table = np.concatenate([segment.table, pool.allocate(missing)])
-            return 0
-        shared = (segment.start - segment.base) // page_size
-        above = segment.parent.table if segment.parent is not None else None
-        head = above[:shared] if above is not None and shared else np.empty(0, dtype=np.int32)
-        prefix, covered = self._matcher.find_match(segment)
-        pages = prefix.pages if prefix is not None else None
-        is_whole = segment.base == 0 and covered == segment.stop
-        is_whole = is_whole and pages is not None and np.array_equal(head, pages[:shared])
-        if prefix is not None and pages is not None and is_whole:
-            # The segment can share the pages of the prefix, as the segment above does.
-            segment.table = pool.share(pages[: -(-segment.stop // page_size)])
-            return self._matcher.record_use(prefix, segment, covered)
-        fresh = pool.allocate(missing, contiguous=True)
-        segment.table = np.concatenate([pool.share(head), fresh])
-        if prefix is None or pages is None:
-            return 0
-        first = segment.base + shared * page_size
-        self._cache.copy_tokens(
-            table_slots(pages, first, covered, page_size),
-            table_slots(segment.table, first - segment.base, covered - segment.base, page_size),
-        )
-        return self._matcher.record_use(prefix, segment, covered)
-
-    def continue_parent(self, segment: LiveSegment) -> None:
-        """Copy folded tokens of the parent that do not fill a page into a segment's own page."""
-        if segment.continued or not segment.has_folded_parent:
-            return
-        segment.continued = True
-        parent, size = segment.parent, self._cache.page_size
-        assert parent is not None and parent.table is not None and segment.table is not None
-        start = segment.start - (segment.start - segment.base) % size
-        self._cache.copy_tokens(
-            table_slots(parent.table, start - parent.base, segment.start - parent.base, size),
-            table_slots(segment.table, start - segment.base, segment.start - segment.base, size),
-        )

@@ -53,35 +53,16 @@ class PrefixCache:
         """Return an iterator over the prefixes, least recently used first."""
         return iter(sorted(self._prefixes, key=lambda prefix: prefix.last_used))
 
-    def add(
-        self,
-        name: str,
-        tokens: Tokens,
-        pages: Pages,
-        *,
-        end_state: int = NO_STATE,
-        penultimate_state: int = NO_STATE,
-    ) -> CachedPrefix:
+    def add(self, prefix: CachedPrefix) -> None:
         """Keep a prefix, and drop prefixes of other names while there are too many pages or states.
 
-        Args:
-            name: The caller's name for it.
-            tokens: Its token ids.
-            pages: Its page table; the prefix takes over the caller's references to the pages.
-            end_state: Slot of the recurrent state after its last token, which it takes over.
-                Default: none.
-            penultimate_state: Slot of the recurrent state before its last token; taken over too.
-                Default: none.
+        The prefix takes over the caller's references to its pages and states.
         """
-        prefix = CachedPrefix(
-            name, tokens, pages, end_state=end_state, penultimate_state=penultimate_state
-        )
         self._prefixes.append(prefix)
         self.touch(prefix)
         for other in self:
-            if self._exceeds_limits and other.name != name:
+            if self._exceeds_limits and other.name != prefix.name:
                 self.remove(other)
-        return prefix
 
     @property
     def _exceeds_limits(self) -> bool:

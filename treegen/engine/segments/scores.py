@@ -22,38 +22,6 @@ _CHUNK: Final = 2**26
 
 
 @dataclass(frozen=True, slots=True)
-class PendingScores:
-    """Scores of some tokens of a segment, being copied to the host."""
-
-    segment: LiveSegment
-    """The segment."""
-    at: Ints
-    """Indices of the tokens in the segment, [N]."""
-    fetches: Sequence[tuple[AsyncHostCopy, slice]]
-    """Copies that contain the scores, and where the scores are in each copy.
-
-    A copy has log-probabilities, and whether each token is the most likely one. If requested, it
-    also has the K most likely tokens at each position, and their log-probabilities [.., K].
-    """
-
-    def add(self) -> None:
-        """Wait for the scores and store them in the segment."""
-        target = self.segment
-        if target.logprobs is None or target.is_best is None:
-            target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
-            target.is_best = np.zeros(len(target.tokens), np.bool_)
-        parts = [[array[part] for array in fetch.wait()] for fetch, part in self.fetches]
-        arrays = [np.concatenate(part) for part in zip(*parts, strict=True)]
-        target.logprobs[self.at], target.is_best[self.at], *top = arrays
-        if top:
-            shape = len(target.tokens), top[0].shape[1]
-            if target.most_likely is None:
-                target.most_likely = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-            for stored, new in zip(target.most_likely, top, strict=True):
-                stored[self.at] = new
-
-
-@dataclass(frozen=True, slots=True)
 class TokensToScore:
     """Tokens of a segment, and where a pass has the logits that predict them."""
 
@@ -63,6 +31,36 @@ class TokensToScore:
     """Indices of the tokens in the segment, ascending, [N]."""
     rows: Ints
     """Row of the pass's logits for each token, ascending, [N]."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingScores:
+    """Scores of some tokens of a segment, being copied to the host."""
+
+    tokens: TokensToScore
+    """The tokens."""
+    fetches: Sequence[tuple[AsyncHostCopy, slice]]
+    """Copies that contain the scores, and where the scores are in each copy.
+
+    A copy has log-probabilities, and whether each token is the most likely one. If requested, it
+    also has the K most likely tokens at each position, and their log-probabilities [.., K].
+    """
+
+    def add(self) -> None:
+        """Wait for the scores and store them in the segment."""
+        target, at = self.tokens.segment, self.tokens.at
+        if target.logprobs is None or target.is_best is None:
+            target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
+            target.is_best = np.zeros(len(target.tokens), np.bool_)
+        parts = [[array[part] for array in fetch.wait()] for fetch, part in self.fetches]
+        arrays = [np.concatenate(part) for part in zip(*parts, strict=True)]
+        target.logprobs[at], target.is_best[at], *top = arrays
+        if top:
+            shape = len(target.tokens), top[0].shape[1]
+            if target.most_likely is None:
+                target.most_likely = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+            for stored, new in zip(target.most_likely, top, strict=True):
+                stored[at] = new
 
 
 def tokens_to_score(
@@ -123,10 +121,7 @@ def score_tokens(
                 end = begin + part.stop - part.start
                 fetches[index].append((fetch, slice(begin, end)))
                 begin = end
-    pending = [
-        PendingScores(target.segment, target.at, fetch)
-        for target, fetch in zip(targets, fetches, strict=True)
-    ]
+    pending = [*map(PendingScores, targets, fetches)]
     return AsyncHostCopy([torch.cat(lse_parts)]), pending
 
 

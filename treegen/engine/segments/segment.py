@@ -6,10 +6,9 @@ of given text, and generated text.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,72 +24,6 @@ from treegen.prompts.radix import Tokens
 
 NEVER = 2**62
 """A position that no token has; it means "no position"."""
-
-
-class SegmentPhase(Enum):
-    """The phase of a segment, which only `SegmentStore` changes.
-
-    Phase        Meaning                                     Allowed next phases
-    UNALLOCATED  it has no pages                             IDLE, OPEN, FREED
-    IDLE         it has pages, and no open request needs it  UNALLOCATED, OPEN
-    OPEN         open requests need it                       IDLE, UNALLOCATED (the run ends)
-    FREED        nothing refers to it any more
-
-    A segment can be `continued` only while it has pages, and `is_recomputing` only while
-    it is open.
-    """
-
-    UNALLOCATED = "unallocated"
-    IDLE = "idle"
-    OPEN = "open"
-    FREED = "freed"
-
-
-class RequestPhase(Enum):
-    """The phase of a request, which only `AdmissionController` changes.
-
-    Phase     Meaning                                       Allowed next phases
-    NEW       it was submitted                              WAITING
-    WAITING   its segments may have no pages                UNDRAWN, OPEN, FINISHED
-    UNDRAWN   it is open, its first tokens are to be drawn  OPEN, WAITING, FINISHED
-    OPEN      it is open, its samples are being drawn       WAITING, FINISHED
-    FINISHED  no work is left
-    """
-
-    NEW = "new"
-    WAITING = "waiting"
-    UNDRAWN = "undrawn"
-    OPEN = "open"
-    FINISHED = "finished"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its segments are in memory."""
-        return self in (RequestPhase.UNDRAWN, RequestPhase.OPEN)
-
-
-_NEXT: Final[Mapping[Enum, frozenset[Enum]]] = {
-    SegmentPhase.UNALLOCATED: frozenset({SegmentPhase.IDLE, SegmentPhase.OPEN, SegmentPhase.FREED}),
-    SegmentPhase.IDLE: frozenset({SegmentPhase.UNALLOCATED, SegmentPhase.OPEN}),
-    SegmentPhase.OPEN: frozenset({SegmentPhase.IDLE, SegmentPhase.UNALLOCATED}),
-    SegmentPhase.FREED: frozenset(),
-    RequestPhase.NEW: frozenset({RequestPhase.WAITING}),
-    RequestPhase.WAITING: frozenset(
-        {RequestPhase.UNDRAWN, RequestPhase.OPEN, RequestPhase.FINISHED}
-    ),
-    RequestPhase.UNDRAWN: frozenset(
-        {RequestPhase.OPEN, RequestPhase.WAITING, RequestPhase.FINISHED}
-    ),
-    RequestPhase.OPEN: frozenset({RequestPhase.WAITING, RequestPhase.FINISHED}),
-    RequestPhase.FINISHED: frozenset(),
-}
-_Phase = TypeVar("_Phase", SegmentPhase, RequestPhase)
-
-
-def check_transition(now: _Phase, to: _Phase) -> _Phase:
-    """Return the phase `to`, after asserting that it may follow `now`."""
-    assert to in _NEXT[now], f"{now.value} may not become {to.value}"
-    return to
 
 
 @dataclass(slots=True, eq=False)
@@ -115,8 +48,6 @@ class LiveSegment:
     """Indices of the cascaded segments above that position, root first."""
     align: int = 1
     """Attention levels begin at multiples of this number of positions."""
-    phase: SegmentPhase = SegmentPhase.UNALLOCATED
-    """Its phase."""
     table: Pages | None = None
     """Its pages; None while it is not in memory."""
     computed: int = 0
@@ -124,9 +55,11 @@ class LiveSegment:
     was_computed: int = 0
     """The highest value that `computed` has had."""
     continued: bool = False
-    """Whether the keys and values before `start` that its table covers are computed too."""
+    """Whether the keys and values before `start` that its table covers are computed too; False
+    without a table."""
     is_recomputing: bool = False
-    """Whether its last token is computed again although other open requests use it as complete."""
+    """Whether its last token is computed again although other open requests use it as complete;
+    False without open requests."""
     first_logit: int = NEVER
     """First position whose logits are needed."""
     scored: int = NEVER
@@ -137,7 +70,7 @@ class LiveSegment:
     """Number of children, unfinished requests and handles that need it. Only `SegmentStore.retain`
     and `release` change it."""
     openers: dict[LiveRequest, None] = field(default_factory=dict)
-    """Open requests that need it in memory."""
+    """Open requests that need it in memory. Without any, it is idle if it has a table."""
     children: dict[int, LiveSegment] = field(default_factory=dict)
     """Segments that start where it stops, by index."""
     requests: dict[LiveRequest, None] = field(default_factory=dict)
@@ -167,11 +100,6 @@ class LiveSegment:
         return self.start + len(self.tokens)
 
     @property
-    def is_generated(self) -> bool:
-        """Whether a sample of a search has drawn it."""
-        return self.params is not None
-
-    @property
     def chain(self) -> tuple[int, ...]:
         """Cascaded segments that rows and segments below it read as levels of their own."""
         return (*self.above, self.index) if self.is_cascaded else self.above
@@ -198,9 +126,14 @@ class LiveSegment:
             yield segment
             segment = segment.parent
 
-    def path_tokens(self) -> Tokens:
-        """Return all tokens from position 0 to its end."""
-        return np.concatenate([above.tokens for above in self.path()][::-1])
+    def path_tokens(self, start: int = 0) -> Tokens:
+        """Return the tokens from a position in it, or in a segment above it, to its end."""
+        parts: list[Tokens] = []
+        for above in self.path():
+            parts.append(above.tokens[max(start - above.start, 0) :])
+            if above.start <= start:
+                break
+        return np.concatenate(parts[::-1])
 
     def mark_computed(self, stop: int) -> None:
         """Record that its keys and values are computed up to a position."""
@@ -236,14 +169,12 @@ class LiveRequest:
     samples: list[int]
     """Indices of the samples that have not ended. A finished greedy request keeps all until
     they are reported."""
-    phase: RequestPhase = RequestPhase.NEW
-    """Its phase."""
     num_undrawn: int = 0
-    """Rows whose first tokens are still to be drawn, while it is UNDRAWN."""
+    """Number of its rows, while it is open and their first tokens are still to be drawn."""
     slots: set[int] | None = None
     """Slots of the rows that have not ended; None until first tokens are being drawn."""
     opened: list[LiveSegment] | None = None
-    """Segments that it keeps in memory while it is open, leaf first; None while it waits."""
+    """Segments that it keeps in memory while it is open, leaf first; None while it is not open."""
     recomputed_segment: LiveSegment | None = None
     """A segment whose last token is computed again, for its logits."""
     added: bool = False
@@ -256,6 +187,11 @@ class LiveRequest:
     """Tokens computed for it. Tokens that several requests need count for the first."""
     score: Score | None = None
     """The score of its prompt, once it is known, if requested in addition to samples."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its segments are in memory."""
+        return self.opened is not None
 
     @property
     def num_rows(self) -> int:

@@ -12,15 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from treegen.common.params import SamplingParams
-from treegen.engine.segments.page_tables import PrefixMatcher, SegmentPageTables
+from treegen.engine.segments.page_tables import SegmentPageTables
 from treegen.engine.segments.prefix_cache import PrefixCache
-from treegen.engine.segments.segment import (
-    LiveRequest,
-    LiveSegment,
-    SegmentPhase,
-    SegmentStates,
-    check_transition,
-)
+from treegen.engine.segments.segment import LiveRequest, LiveSegment, SegmentStates
 from treegen.ops.cache.pool import PagedCache, Pages
 from treegen.ops.cache.state_cache import NO_STATE, Slots
 from treegen.prompts.images.table import ImageTable, MRopePositions
@@ -35,7 +29,6 @@ class SegmentStore:
     Attributes:
         tables: Completes their page tables.
         states: Their recurrent states.
-        recomputes_last: Whether requests may need the last token of a segment computed again.
         rotary: Rotary positions of tokens; None if images shift no positions.
         blocks: Blocks of tokens that see each other, and so are computed in one pass; None without
             any.
@@ -48,7 +41,6 @@ class SegmentStore:
         prefix_cache: PrefixCache,
         *,
         states: SegmentStates,
-        recomputes_last: bool = False,
         images: ImageTable | None = None,
         rotary: MRopePositions | None = None,
     ) -> None:
@@ -59,21 +51,15 @@ class SegmentStore:
             cache: The paged KV cache.
             prefix_cache: Prefixes whose pages stay between runs.
             states: Recurrent states of the segments.
-            recomputes_last: Whether requests may need the last token of a segment computed again.
             images: The model's images. Default: the model takes none.
             rotary: Rotary positions of tokens. Default: images shift no positions.
         """
-        self.cache, self.recomputes_last, self.rotary, self.states = (
-            cache,
-            recomputes_last,
-            rotary,
-            states,
-        )
+        self.cache, self.states, self.rotary = cache, states, rotary
         self.blocks = images.blocks if images is not None else None
         self._images = images
         self.segments: dict[int, LiveSegment] = {}
-        self._plan, self._matcher = plan, PrefixMatcher(prefix_cache, self.states)
-        self.tables = SegmentPageTables(cache, self._matcher, self.states)
+        self._plan = plan
+        self.tables = SegmentPageTables(cache, prefix_cache, self.states)
         self._idle: dict[int, LiveSegment] = {}  # idle segments in memory, longest idle first
         self._next_index = 0
         self.add_plan(plan)
@@ -86,7 +72,7 @@ class SegmentStore:
         for segment in plan.segments:
             parent = live[segment.parent] if segment.parent >= 0 else None
             live.append(self.new(parent, segment.tokens, is_cascaded=segment.is_cascaded))
-        self._matcher.match_roots([segment for segment in live if segment.parent is None])
+        self.tables.match_roots([segment for segment in live if segment.parent is None])
         return live
 
     def new(
@@ -125,16 +111,17 @@ class SegmentStore:
         return self.shift_at(segment, segment.stop)
 
     def shift_at(self, segment: LiveSegment, position: int) -> int:
-        """Return the shift of rotary positions at a position in a segment."""
+        """Return the shift of rotary positions at a position in a segment or above it."""
         if self.rotary is None:
             return 0
-        return self.rotary.after(segment.tokens[: position - segment.start], segment.shift)
+        first = next(above for above in segment.path() if above.start <= position)
+        return self.rotary.after(first.tokens[: position - first.start], first.shift)
 
     def add(self, parent: LiveSegment | None, tokens: Tokens) -> LiveSegment:
         """Create a segment, with one reference for the caller."""
         segment = self.retain(self.new(parent, tokens))
         self.promote(segment, 1)
-        self._matcher.match_one(segment)
+        self.tables.match_one(segment)
         return segment
 
     def adopt(
@@ -178,7 +165,7 @@ class SegmentStore:
             if len(surplus):
                 segment.table = table[: len(table) - len(surplus)]
                 self.cache.pool.free(surplus)
-            self._mark_idle(segment)
+            self._idle[segment.index] = segment
         return segment
 
     def view(self, segment: LiveSegment, cut: int, *, rows: int) -> LiveSegment:
@@ -205,7 +192,7 @@ class SegmentStore:
             )
             part.computed = part.was_computed = cut
             part.continued = True
-            self._mark_idle(part)
+            self._idle[part.index] = part
         self.promote(part, rows)
         return part
 
@@ -244,7 +231,6 @@ class SegmentStore:
             if segment.refs > 0:
                 return
             self._free(segment)
-            segment.phase = check_transition(segment.phase, SegmentPhase.FREED)
             del self.segments[segment.index]
             if segment.parent is not None:
                 del segment.parent.children[segment.index]
@@ -307,9 +293,7 @@ class SegmentStore:
             recomputed.computed = start
         for segment in reversed(request.opened):
             segment.openers[request] = None
-            if segment.phase is not SegmentPhase.OPEN:
-                self._idle.pop(segment.index, None)
-                segment.phase = check_transition(segment.phase, SegmentPhase.OPEN)
+            self._idle.pop(segment.index, None)
             reused += self.tables.allocate(segment)
             if segment.computed < segment.stop:
                 to_compute.append(segment)
@@ -363,6 +347,28 @@ class SegmentStore:
         above = self.segments[segment.above[-1]]
         return reached.get(above.index, above.computed) == above.stop
 
+    def count_repeatable(self, segment: LiveSegment, reached: dict[int, int]) -> int | None:
+        """Return how many tokens before a segment it has to repeat to be in its parent's pass.
+
+        It then computes the last tokens of its folded parent itself instead of copying them. So a
+        chain of short segments does not need a pass for each of them.
+
+        Args:
+            segment: The segment.
+            reached: As for `is_ready`.
+
+        Returns:
+            The number; None if the segment has to wait, or if no segment waits for it.
+        """
+        parent = segment.parent
+        is_in_pass = parent is not None and reached.get(parent.index) == segment.start
+        if not is_in_pass or segment.continued or self.states.exist or self.blocks is not None:
+            return None
+        is_awaited = any(c.openers and c.computed < c.stop for c in segment.children.values())
+        if self._plan.align > 1 or not is_awaited:
+            return None
+        return (segment.start - segment.base) % self.cache.page_size
+
     def close(self, request: LiveRequest) -> list[LiveSegment]:
         """Undo `open`, if the request is open; return segments that need not be computed now."""
         not_needed = []
@@ -371,7 +377,7 @@ class SegmentStore:
             if not segment.openers:
                 not_needed.append(segment)
                 segment.is_recomputing = False
-                self._mark_idle(segment)
+                self._idle[segment.index] = segment
                 self.states.on_idle(segment)
             elif segment.is_recomputing and all(
                 r.recomputed_segment is not segment for r in segment.openers
@@ -408,16 +414,10 @@ class SegmentStore:
         for segment in list(self._idle.values()):
             self._free(segment)
 
-    def _mark_idle(self, segment: LiveSegment) -> None:
-        """Mark a segment in memory as one that no open request needs."""
-        segment.phase = check_transition(segment.phase, SegmentPhase.IDLE)
-        self._idle[segment.index] = segment
-
     def _free(self, segment: LiveSegment) -> None:
         if segment.table is None:
             return
         del self._idle[segment.index]
-        segment.phase = check_transition(segment.phase, SegmentPhase.UNALLOCATED)
         self.cache.pool.end_loan(segment.index)  # pages of its expanded keys, if it has any
         self.cache.pool.free(segment.table)
         segment.table = None
@@ -428,25 +428,19 @@ class SegmentStore:
         """Drop all page tables; the caller has freed their pages."""
         self._idle.clear()
         for segment in self.segments.values():
-            segment.phase, segment.table = SegmentPhase.UNALLOCATED, None
+            segment.table = None
             segment.end_state = segment.penultimate_state = NO_STATE
 
     def check(self) -> None:
-        """Assert that the state and flags of every segment agree with its phase."""
+        """Assert that the flags of every segment agree with its pages and its open requests."""
         for segment in self.segments.values():
-            phase, description = segment.phase, f"segment {segment.index} is {segment.phase.value}"
-            assert (segment.table is None) == (phase is SegmentPhase.UNALLOCATED), (
-                f"{description}: pages"
-            )
-            assert bool(segment.openers) == (phase is SegmentPhase.OPEN), f"{description}: requests"
+            in_memory, is_open = segment.table is not None, bool(segment.openers)
+            name = f"segment {segment.index}"
+            assert in_memory or not is_open, f"{name} is open without pages"
             is_idle = self._idle.get(segment.index) is segment
-            assert is_idle == (phase is SegmentPhase.IDLE), f"{description}: idle"
-            assert phase is not SegmentPhase.UNALLOCATED or not segment.continued, (
-                f"{description}: continued"
-            )
-            assert phase is SegmentPhase.OPEN or not segment.is_recomputing, (
-                f"{description}: recomputing"
-            )
+            assert is_idle == (in_memory and not is_open), f"{name} is not idle, or not in the list"
+            assert in_memory or not segment.continued, f"{name} has no pages to continue in"
+            assert is_open or not segment.is_recomputing, f"{name} is computed for no request"
 
     def iter_page_tables(self) -> Iterator[Pages]:
         """Return all page tables, for the pool's check."""

@@ -270,30 +270,17 @@ _RATE_PRIOR_WEIGHT: Final = 8.0  # prior weight of that estimate, in tried token
 _RATE_DECAY: Final = 0.99  # weight of earlier steps, relative to the next step
 
 
-class AcceptanceEstimator:
-    """The probability that a draft token is accepted if the ones before it were."""
-
-    def __init__(self) -> None:
-        """Set up an estimate before any draft token was tried."""
-        self._accepted, self._tried = _INITIAL_RATE * _RATE_PRIOR_WEIGHT, _RATE_PRIOR_WEIGHT
-
-    @property
-    def value(self) -> float:
-        """The decayed share of tried draft tokens that were accepted, with a prior."""
-        return self._accepted / self._tried
-
-    def learn(self, tried_R: Ints, accepted_R: Ints) -> None:
-        """Record how many draft tokens of each row were tried, and how many were accepted."""
-        self._tried = _RATE_DECAY * self._tried + int(tried_R.sum())
-        self._accepted = _RATE_DECAY * self._accepted + int(accepted_R.sum())
-
-
 class SingleRateDrafter:
     """A drafter whose draft tokens are all of one kind, with one acceptance rate."""
 
     def __init__(self) -> None:
         """Set up a drafter before any draft token was tried."""
-        self._chance = AcceptanceEstimator()
+        self._accepted, self._tried = _INITIAL_RATE * _RATE_PRIOR_WEIGHT, _RATE_PRIOR_WEIGHT
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The decayed share of tried draft tokens that were accepted, with a prior."""
+        return self._accepted / self._tried
 
     def run_deferred(self) -> None:
         """Do nothing: this drafter defers no work."""
@@ -306,4 +293,5 @@ class SingleRateDrafter:
             tried_R: Number of tried draft tokens of each row, [R].
             accepted_R: Number of accepted draft tokens of each row, [R].
         """
-        self._chance.learn(tried_R, accepted_R)
+        self._tried = _RATE_DECAY * self._tried + int(tried_R.sum())
+        self._accepted = _RATE_DECAY * self._accepted + int(accepted_R.sum())

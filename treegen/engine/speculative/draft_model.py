@@ -24,10 +24,15 @@ from torch import Tensor
 from treegen.common.device import AsyncHostCopy
 from treegen.common.drafter import Drafts, NewTokens, PromptInfo
 from treegen.common.spec import ModelSpec
+from treegen.engine.compute.decode_step import SLOT
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_offsets, make_level
 from treegen.engine.compute.model_runner import ModelRunner, PrefillInputs, StepInputs
 from treegen.engine.features import Features
-from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
+from treegen.engine.passes.pass_inputs import (
+    build_step_inputs,
+    build_step_rows,
+    compute_slot_mapping,
+)
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.speculative.draft_length import SingleRateDrafter
@@ -131,10 +136,10 @@ class ModelDrafter(SingleRateDrafter):
         """
         rows, num = self._run.rows, len(slots)
         room_R = self._queue.reserve_lookahead(slots, rows.count[slots], room_R)
-        rate = min(max(self._chance.value, 0.01), 0.99)  # the estimated acceptance rate
+        rate = min(max(self.acceptance_rate, 0.01), 0.99)  # the estimated acceptance rate
         length = max(int(math.log(_MIN_ACCEPTANCE) / math.log(rate)), 1)
         max_drafts = min(int(room_R.max(initial=0)), length)
-        chance_R, kind_R = np.full(num, self._chance.value), np.zeros(num, dtype=np.int64)
+        chance_R, kind_R = np.full(num, self.acceptance_rate), np.zeros(num, dtype=np.int64)
         if not max_drafts:
             return Drafts(np.empty((num, 0), dtype=np.int64), chance_R, kind_R)
         self._catch_up(slots)
@@ -145,33 +150,20 @@ class ModelDrafter(SingleRateDrafter):
 
     def _draw(self, slots: Ints, room_R: Ints, max_drafts: int) -> Tensor:
         """Return the tokens that the draft model draws, [R, K], on the device."""
-        rows, size, num = self._run.rows, self._run.cache.page_size, len(slots)
+        rows, num = self._run.rows, len(slots)
         offsets, indices = np.arange(num + 1), np.arange(num)
         levels = build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
         # Tokens that a grammar forbids are removed before the drafts are verified.
         step_rows = replace(build_step_rows(self._run, slots, levels), masked=False)
-        base, pages = rows.base[slots], rows.table[slots, : int(rows.num_pages[slots].max())]
         tokens_of_steps = []
         for step in range(max_drafts + 1):
             # A row without room writes to the padding page, and its draws are not used.
             has_room = step <= room_R
             counts = rows.count[slots] + np.minimum(step, room_R)
-            ends = rows.stop[slots] + counts
-            inputs = np.stack(
-                [
-                    rows.last[slots],
-                    indices if step else np.full(num, -1),
-                    ends - 1,
-                    np.where(has_room, compute_slot_mapping(pages, ends - 1 - base, size), 0),
-                    rows.seed[slots],
-                    counts,
-                    self._features.budgets.get_forced_tokens(slots, counts),
-                    ends - 1,
-                ]
-            )
-            own_level = make_level(
-                offsets[:-1], offsets[1:], pages, ends - base, base, causal=False
-            )
+            source = indices if step else np.full(num, -1)
+            forced = self._features.budgets.get_forced_tokens(slots, counts)
+            inputs, own_level = build_step_inputs(self._run, slots, counts, source, forced)
+            inputs[SLOT, ~has_room] = 0
             draws, _ = self._runner.decode(
                 StepInputs(
                     inputs,

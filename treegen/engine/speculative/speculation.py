@@ -269,7 +269,7 @@ class FunctionDrafter(SingleRateDrafter):
                 f"speculate's function must return a list of token ids for each of {len(slots)} "
                 f"samples, got {drafts!r:.80}"
             ) from None
-        chance_R = np.full(len(slots), self._chance.value)
+        chance_R = np.full(len(slots), self.acceptance_rate)
         return Drafts(tokens_RK, chance_R, np.zeros(len(slots), dtype=np.int64))
 
 

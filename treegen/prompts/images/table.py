@@ -120,25 +120,19 @@ class ImageTable:
         Raises:
             InputError: it cannot be used.
         """
-        image = self._find_or_add(source)
+        content = read_image(source)
+        key = hashlib.sha256(content).digest() if isinstance(content, bytes) else b""
+        image = self._cached.get(key)
+        if image is None:
+            with self._processing:
+                image = self._cached.get(key)  # another thread may have processed it meanwhile
+                if image is None:
+                    image = self._add(source, load_image(content, name_of(source)))
+                    if key:
+                        self._cached[key] = image
         if self.keeps_all:
             self._kept.add(image)
         return image
-
-    def _find_or_add(self, source: Source) -> PlacedImage:
-        content = read_image(source)
-        key = hashlib.sha256(content).digest() if isinstance(content, bytes) else None
-        known = None if key is None else self._cached.get(key)
-        if known is not None:
-            return known
-        with self._processing:
-            known = None if key is None else self._cached.get(key)
-            if known is not None:  # another thread has processed it meanwhile
-                return known
-            placed = self._add(source, load_image(content, name_of(source)))
-            if key is not None:
-                self._cached[key] = placed
-            return placed
 
     def inputs(self, image: PlacedImage) -> Mapping[str, Any]:
         """Return the vision tower's inputs for an image; processes it again if they were evicted.

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treegen.common.spec import DeltaSpec, LatentSpec
+from treegen.common.spec import ModelSpec
 from treegen.prompts import radix
 from treegen.prompts.plan.cost_model import (
     DEVICE_COSTS,
@@ -17,41 +14,9 @@ from treegen.prompts.plan.cost_model import (
     Sharing,
     check_sharing,
     decide_cascade,
+    should_expand,
 )
 from treegen.prompts.plan.plan import Plan, PlanSegment, Request
-
-
-@dataclass(frozen=True, slots=True)
-class CacheForm:
-    """What a model caches besides plain keys and values."""
-
-    state_bytes: int = 0
-    """Bytes of one recurrent state, for a model with recurrent layers."""
-    delta: DeltaSpec | None = None
-    """How rows list updates of recurrent states; None if they do not."""
-    latent: LatentSpec | None = None
-    """How keys and values are expanded from latents, for a model that caches latents."""
-    itemsize: int = 2
-    """Bytes of one number of latents, keys and values."""
-    copy_pages: int = 0
-    """Pages that expanded keys and values take per page of latents; see `ModelSpec`."""
-    index_topk: int = 0
-    """Number of keys that a token selects; 0 if it attends to all keys."""
-
-    def should_expand(self, cost: CostModel, rows: int, stop: int) -> bool:
-        """Return whether a segment gets expanded keys and values.
-
-        Args:
-            cost: The cost model of the device.
-            rows: Number of rows that read the segment.
-            stop: Position after the segment's last token.
-        """
-        if self.latent is None or 0 < self.index_topk <= stop:
-            return False  # selected keys are read from latents
-        return cost.should_expand(self.latent, rows, self.itemsize)
-
-
-PLAIN: Final = CacheForm()
 
 
 def compile_plan(
@@ -64,7 +29,7 @@ def compile_plan(
     max_rows: int | None = None,
     split_at: Sequence[radix.Tokens] = (),
     align: int = 1,
-    form: CacheForm = PLAIN,
+    spec: ModelSpec | None = None,
 ) -> Plan:
     """Build the plan of some requests.
 
@@ -82,7 +47,7 @@ def compile_plan(
             ends.
         align: Attention parts begin at multiples of this many positions. The last tokens of a kept
             segment that fill no such block are folded. Default: 1.
-        form: What the model caches besides plain keys and values. Default: nothing.
+        spec: The model, if it caches more than plain keys and values. Default: it does not.
 
     Raises:
         InputError: `sharing` is not one of `SHARING`.
@@ -92,8 +57,11 @@ def compile_plan(
     segments: list[PlanSegment] = []
     layer_bytes = token_bytes / max(num_layers, 1)
     rows = _rows_below(nodes, requests)
+    segment_of, order = np.zeros(len(requests), dtype=np.int64), list[int]()
     max_live = min(num_rows := sum(request.readers for request in requests), max_rows or num_rows)
     for index, (node, parent, sequences, first) in enumerate(nodes):
+        segment_of[sequences] = index
+        order += sequences
         above = segments[parent] if parent >= 0 else None
         start, base = (above.stop, above.base_below) if above else (0, 0)
         live = min(rows[index], max_live)
@@ -101,7 +69,7 @@ def compile_plan(
         is_cascaded, reason = decide_cascade(
             sharing, live, stop - base, layer_bytes, cost, root=above is None, live_rows=max_live
         )
-        expanded = is_cascaded and form.should_expand(cost, live, stop)
+        expanded = is_cascaded and spec is not None and should_expand(spec, cost, live, stop)
         segments.append(
             PlanSegment(
                 index=index,
@@ -119,20 +87,19 @@ def compile_plan(
                 expanded=expanded,
             )
         )
-    segment_of, order = _assign_requests(nodes, len(requests))
     return Plan(
         requests=tuple(requests),
         segments=tuple(segments),
         segment_of=segment_of,
-        order=order,
+        order=np.array(order, dtype=np.int64),
         token_bytes=token_bytes,
         layer_bytes=layer_bytes,
         sharing=sharing,
         cost=cost,
         align=align,
-        state_bytes=form.state_bytes,
-        delta=form.delta,
-        copy_pages=form.copy_pages,
+        state_bytes=spec.state_bytes if spec is not None else 0,
+        delta=spec.delta if spec is not None else None,
+        copy_pages=spec.copy_pages if spec is not None else 0,
         max_rows=max_rows,
     )
 
@@ -154,18 +121,6 @@ def _preorder(sequences: Sequence[radix.Tokens], num_requests: int) -> list[_Ent
         index = len(entries) - 1
         stack.extend((child, index) for child in reversed(node.children))
     return entries
-
-
-def _assign_requests(
-    nodes: list[_Entry], num_requests: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the segment of each request, and the requests in the order of their segments."""
-    segment_of = np.zeros(num_requests, dtype=np.int64)
-    order: list[int] = []
-    for index, (_, _, own_requests, _) in enumerate(nodes):
-        segment_of[own_requests] = index
-        order.extend(own_requests)
-    return segment_of, np.array(order, dtype=np.int64)
 
 
 def _rows_below(nodes: list[_Entry], requests: Sequence[Request]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from treegen.common.spec import LatentSpec
+from treegen.common.spec import LatentSpec, ModelSpec
 from treegen.errors import InputError, arg
 
 Sharing = Literal["auto", "all", "one", "off"]
@@ -108,6 +108,21 @@ def cost_of(device_type: str, kv_heads: int) -> CostModel:
     if device_type == "cpu":
         return DEVICE_COSTS["cpu"]
     return replace(DEVICE_COSTS["cuda"], busy_rows=_BUSY_PROGRAMS / kv_heads)
+
+
+def should_expand(spec: ModelSpec, cost: CostModel, rows: int, stop: int) -> bool:
+    """Return whether a segment gets keys and values that are expanded from latents.
+
+    Args:
+        spec: The model.
+        cost: The cost model of the device.
+        rows: Number of rows that read the segment.
+        stop: Position after the segment's last key.
+    """
+    latent = spec.latent
+    if latent is None or 0 < spec.index_topk <= stop:
+        return False  # selected keys are read from latents
+    return cost.should_expand(latent, rows, spec.itemsize)
 
 
 def decide_cascade(

@@ -14,7 +14,7 @@ from treegen.errors import CapacityError, ContextError, InputError, arg
 from treegen.prompts.bos_eos import warn_of_unended_turns
 from treegen.prompts.expansion import bound_levels
 from treegen.prompts.images.table import ImageTable
-from treegen.prompts.plan.compile import CacheForm, compile_plan
+from treegen.prompts.plan.compile import compile_plan
 from treegen.prompts.plan.cost_model import Sharing, cost_of
 from treegen.prompts.plan.draws import hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
@@ -160,7 +160,7 @@ def expand_requests(
     prompts = []
     for expansion in expansions_of(tree):
         *path, last = expansion.path
-        rows = max(bound.rows for bound in bound_levels(expansion.levels, params))
+        rows = max(bound.rows for bound in bound_levels(expansion.node.expand, params))
         prompt = Node(last.content, samples=rows, id=expansion.id, template=last.template)
         for above in reversed(path):
             prompt = Node(above.content, children=[prompt], samples=0, template=above.template)
@@ -453,12 +453,5 @@ def plan_requests(
         max_rows=max_rows,
         split_at=list(split_at),
         align=align,
-        form=CacheForm(
-            spec.state_bytes,
-            spec.delta,
-            spec.latent,
-            spec.itemsize,
-            spec.copy_pages,
-            spec.index_topk,
-        ),
+        spec=spec,
     )

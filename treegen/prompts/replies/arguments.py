@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from treegen.prompts.grammar_termination import resolve_reference
 from treegen.prompts.replies.scan import NotACall
 
 _TYPES: Final = {
@@ -92,12 +93,8 @@ def _types(schema: Any, root_schema: Mapping[str, Any]) -> set[str]:
         for name in ("anyOf", "oneOf", "allOf"):
             options = part.get(name)
             pending += options if isinstance(options, list) else ()
-        reference = part.get("$ref")
-        if isinstance(reference, str) and reference.startswith("#/"):
-            target: Any = root_schema
-            for step in reference[2:].split("/"):
-                target = target.get(step) if isinstance(target, Mapping) else None
-            pending.append(target)
+        if isinstance(reference := part.get("$ref"), str):
+            pending.append(resolve_reference(reference, root_schema))
     return types
 
 

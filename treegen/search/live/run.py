@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treegen.common.lifetimes import Closeable, NonCopyable
+from treegen.common.lifetimes import ClosedWhenCollected, NonCopyable
 from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import SamplingParams
 from treegen.common.spec import ModelSpec
@@ -71,7 +71,7 @@ class _OpenRequest:
     """Number of tokens already reported, by sample."""
 
 
-class LiveRun(Closeable, NonCopyable):
+class LiveRun(ClosedWhenCollected, NonCopyable):
     """Requests of flat prompts over one scheduler; made by `LLM.open_live_run`. One thread uses it.
 
     Requests added between two steps are admitted with the next step. A prompt is matched against
@@ -313,9 +313,6 @@ class LiveRun(Closeable, NonCopyable):
             (self.scheduler if self.backend is None else self.backend).close()
         self._open_requests.clear()
         self._scored.clear()
-
-    def __del__(self) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self.closed:
