@@ -334,7 +334,7 @@ ENGINE_ADVICE: Final = _expand(
 _PLAIN: Final = (bool, int, float, str, list, tuple, dict)  # types that `==` compares to a bool
 _EITHER: Final = (True, False)  # the value changes no result
 _OFF: Final = (False,)
-_EMPTY: Final = ({},)
+_EMPTY: Final[tuple[Any, ...]] = ({},)
 _ONLY_NONE: Final = ()
 
 

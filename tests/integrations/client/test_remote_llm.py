@@ -44,9 +44,9 @@ from treegen.search import (
 pytest.importorskip("treegen.integrations.client")
 
 from treegen.integrations.client import RemoteLLM, connection
-from treegen.integrations.client.step_requests import NodeContext, StepCall, StepRequest, Ticket
-from treegen.integrations.server.node_params import NodeLimits
-from treegen.integrations.server.node_types import RootOperation, SampleOperation
+from treegen.integrations.nodes.step_requests import NodeContext, StepCall, StepRequest, Ticket
+from treegen.integrations.nodes.types import RootOperation, SampleOperation
+from treegen.integrations.server.limits import NodeLimits
 from treegen.search.budgeted_search import BudgetedSearch
 
 QUESTION = "Question: {} has 3 apples and buys 5 more. How many apples does {} have?\nAnswer:"
@@ -812,8 +812,8 @@ def test_the_client_imports_no_torch() -> None:
 
 def test_a_server_needs_no_extra_of_the_client() -> None:
     program = (
-        "import sys, treegen.tasks.chat\n"
-        "assert 'treegen.integrations.client.searches' in sys.modules\n"
-        "assert 'treegen.integrations.client.connection' not in sys.modules"
+        "import sys, treegen.integrations.server.run, treegen.tasks.chat\n"
+        "assert 'treegen.integrations.nodes.searches' in sys.modules\n"
+        "assert 'treegen.integrations.client' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -17,18 +17,13 @@ from serving import HTTP, KEY, Running, listening
 
 from treegen import LLM
 from treegen.errors import InternalError
+from treegen.integrations.nodes.params import Sampling
+from treegen.integrations.nodes.types import MAX_INDEX, NodeAnswer, RootFields, SampleFields
 from treegen.integrations.server import node_answers, node_calls, requests
 from treegen.integrations.server.errors import StatusError, for_client
+from treegen.integrations.server.limits import NodeLimits
 from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.node_routes import StoredAnswers
-from treegen.integrations.server.node_types import (
-    MAX_INDEX,
-    NodeAnswer,
-    RootFields,
-    SampleFields,
-    Sampling,
-)
 from treegen.integrations.server.nodes import Changes, NodeStore
 from treegen.integrations.server.openapi import make_openapi
 from treegen.llm.engine_loop import EngineLoop

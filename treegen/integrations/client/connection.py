@@ -20,8 +20,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from treegen.errors import BusyError, InputError, TreegenError, require_extra
-from treegen.integrations.client.conversion import error_of
-from treegen.integrations.server.node_types import (
+from treegen.integrations.nodes.conversion import error_of
+from treegen.integrations.nodes.types import (
     IDEMPOTENCY_HEADER,
     BatchAnswer,
     BatchRequest,

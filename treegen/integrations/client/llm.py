@@ -22,8 +22,9 @@ from treegen.integrations.client.conversion import (
     prompt_tokens_of,
     score_of_choices,
 )
-from treegen.integrations.client.searches import NodeSearches
-from treegen.integrations.server.node_types import RootOperation, sampling_fields
+from treegen.integrations.nodes.params import sampling_fields
+from treegen.integrations.nodes.searches import NodeSearches
+from treegen.integrations.nodes.types import RootOperation
 from treegen.llm.arguments import reject_unknown_arguments
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.tree import as_list, chat_arguments

@@ -38,8 +38,8 @@ from treegen.integrations.server.errors import (
     make_error_response,
     stream_json,
 )
+from treegen.integrations.server.limits import NodeLimits, SearchLimits
 from treegen.integrations.server.metrics import Metrics
-from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.node_routes import NodeRoutes
 from treegen.integrations.server.openapi import make_openapi
 from treegen.integrations.server.requests import (
@@ -52,7 +52,6 @@ from treegen.integrations.server.requests import (
 )
 from treegen.integrations.server.responses import CompletionResponse
 from treegen.integrations.server.search import SearchMethods, SearchService, SearchStream
-from treegen.integrations.server.search_requests import SearchLimits
 from treegen.integrations.server.weights import WeightUpdater
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
@@ -290,10 +289,10 @@ class Server:
         ]
 
     async def _search(self, request: Request) -> Response:
-        searches = self._searches
+        searches, method = self._searches, request.path_params["method"]
         assert searches is not None
-        searches.check_method(request.path_params["method"])
-        parsed = searches.parse(request.path_params["method"], await self._body(request))
+        searches.check_method(method)
+        parsed = searches.parse(method, await self._body(request))
         self._check_model(parsed.chat.model)
         with ExitStack() as stack:
             stack.enter_context(searches.count_running(request.state.client))
@@ -401,8 +400,6 @@ class Server:
         failure = self._served.failure
         if failure is not None:
             return error_response(503, f"the model can no longer be used: {failure}")
-        if self._searches is not None and self._searches.failure is not None:
-            return error_response(503, "searches can no longer be run; restart the server")
         return json_response({"status": "ok"})
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from treegen.errors import CapacityError, ContextError, InputError, StoppedError
+from treegen.integrations.nodes.params import Sampling
+from treegen.integrations.nodes.types import ExtendFields, RootFields
 from treegen.integrations.server.errors import for_client
-from treegen.integrations.server.node_params import Sampling
-from treegen.integrations.server.node_types import ExtendFields, RootFields
 from treegen.integrations.server.nodes import Client, ServedNode
 from treegen.integrations.server.requests import (
     RequestError,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Final
 
 from treegen.common.outputs import Completion, Score
-from treegen.integrations.server.node_types import (
+from treegen.integrations.nodes.types import (
     Memory,
     NodeAnswer,
     NodeThinking,

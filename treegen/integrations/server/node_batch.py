@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from treegen.integrations.server.errors import describe_error
-from treegen.integrations.server.node_answers import check_answer_size
-from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_types import (
+from treegen.integrations.nodes.types import (
     BatchAnswer,
     BatchRequest,
     DropOperation,
@@ -29,6 +26,9 @@ from treegen.integrations.server.node_types import (
     SampleResult,
     ScoreOperation,
 )
+from treegen.integrations.server.errors import describe_error
+from treegen.integrations.server.node_answers import check_answer_size
+from treegen.integrations.server.node_calls import NodeCalls
 from treegen.integrations.server.nodes import Changes, Client, ServedNode
 from treegen.integrations.server.requests import RequestError
 

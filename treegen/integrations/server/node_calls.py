@@ -16,6 +16,21 @@ from pydantic_core import PydanticSerializationError
 from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import StoppedError
+from treegen.integrations.nodes.params import merge_params
+from treegen.integrations.nodes.types import (
+    DropResult,
+    ExtendFields,
+    NodeAnswer,
+    NodeResult,
+    NodeUsage,
+    ReadResult,
+    RewardResult,
+    RootFields,
+    SampleFields,
+    SampleResult,
+    ScoreFields,
+    ScoreResult,
+)
 from treegen.integrations.server.errors import StatusError, run_exclusively
 from treegen.integrations.server.given_text import (
     GivenText,
@@ -30,21 +45,6 @@ from treegen.integrations.server.node_answers import (
     describe_subtree,
     sum_usages,
     usage_of,
-)
-from treegen.integrations.server.node_params import merge_params
-from treegen.integrations.server.node_types import (
-    DropResult,
-    ExtendFields,
-    NodeAnswer,
-    NodeResult,
-    NodeUsage,
-    ReadResult,
-    RewardResult,
-    RootFields,
-    SampleFields,
-    SampleResult,
-    ScoreFields,
-    ScoreResult,
 )
 from treegen.integrations.server.nodes import (
     Changes,

@@ -16,19 +16,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from treegen.integrations.server.errors import (
-    StatusError,
-    cancel_on_disconnect,
-    describe_error,
-    encode_event,
-    encode_json,
-    json_response,
-    stream_json,
-)
-from treegen.integrations.server.node_batch import BatchRunner
-from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_params import NodeLimits
-from treegen.integrations.server.node_types import (
+from treegen.integrations.nodes.types import (
     IDEMPOTENCY_HEADER,
     BatchRequest,
     ExtendRequest,
@@ -40,6 +28,18 @@ from treegen.integrations.server.node_types import (
     ScoreResult,
     TreeList,
 )
+from treegen.integrations.server.errors import (
+    StatusError,
+    cancel_on_disconnect,
+    describe_error,
+    encode_event,
+    encode_json,
+    json_response,
+    stream_json,
+)
+from treegen.integrations.server.limits import NodeLimits
+from treegen.integrations.server.node_batch import BatchRunner
+from treegen.integrations.server.node_calls import NodeCalls
 from treegen.integrations.server.nodes import Changes, Client, NodeStore, ServedNode
 from treegen.integrations.server.requests import RequestError, parse_model, read_json
 from treegen.llm.async_llm import AsyncLLM

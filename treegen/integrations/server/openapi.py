@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from treegen.common.version import VERSION
-from treegen.integrations.server import node_types as types
+from treegen.integrations.nodes import types
 
 _ERRORS: Final = {
     "400": "The request cannot be used.",

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from treegen.common.checks import check_int, check_number
 from treegen.common.structured_outputs import STRUCTURES
-from treegen.errors import InputError, arg
-from treegen.integrations.server.node_params import NodeModel
+from treegen.integrations.nodes.params import NodeModel
+from treegen.integrations.server.limits import SearchLimits
 from treegen.integrations.server.requests import (
     CompletionRequest,
     RequestError,
@@ -37,33 +36,6 @@ _NOT_SEARCHED: Final = {
     "separate_reasoning": "a search answers with the whole text",
     **dict.fromkeys((*STRUCTURES, *REQUESTED), "a search answers with text"),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchLimits:
-    """Limits on searches, named as the options of `treegen serve`.
-
-    Raises:
-        InputError: a limit cannot be used.
-    """
-
-    max_searches: int = 16
-    """Maximum number of searches at once; further requests get 429. 0 turns searches off."""
-    max_key_searches: int | None = None
-    """Maximum number of searches of one API key at once; None is `max_searches`."""
-    max_search_tokens: int = 16_384
-    """Largest budget of decoded tokens of a search, and the budget of requests that name none."""
-    max_search_seconds: float = 600.0
-    """Largest budget of seconds of a search, and the budget of requests that name none."""
-
-    def __post_init__(self) -> None:
-        check_int("max_searches", self.max_searches, minimum=0)
-        if self.max_key_searches is not None:
-            check_int("max_key_searches", self.max_key_searches, minimum=1)
-        check_int("max_search_tokens", self.max_search_tokens, minimum=1)
-        check_number("max_search_seconds", self.max_search_seconds)
-        if not self.max_search_seconds > 0:
-            raise InputError(f"{arg('max_search_seconds')} must be more than 0")
 
 
 class _Budget(NodeModel):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treegen.errors import InputError
-from treegen.integrations.server.node_types import (
+from treegen.integrations.nodes.types import (
     DropOperation,
     ExtendOperation,
     FailedOperation,

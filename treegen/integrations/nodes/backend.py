@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
-from treegen.integrations.client.conversion import completion_of, encode_parts, error_of, score_of
-from treegen.integrations.client.step_requests import NodeContext, StepCall, StepRequest, Ticket
-from treegen.integrations.server.node_types import (
+from treegen.integrations.nodes.conversion import completion_of, encode_parts, error_of, score_of
+from treegen.integrations.nodes.params import Sampling, sampling_fields
+from treegen.integrations.nodes.step_requests import NodeContext, StepCall, StepRequest, Ticket
+from treegen.integrations.nodes.types import (
     FailedOperation,
     NodeAnswer,
     NodeResult,
@@ -30,10 +31,8 @@ from treegen.integrations.server.node_types import (
     RootOperation,
     SampleOperation,
     SampleResult,
-    Sampling,
     ScoreOperation,
     ScoreResult,
-    sampling_fields,
 )
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
