@@ -114,18 +114,18 @@ class GivenText:
         async with node.tree.client.encoding:
             with name_field_in_errors(param):
                 if param == "messages":
-                    content, images = await self._served.render_turns(
+                    content, images = await self._served.encoder.render_turns(
                         turns, before=node.tree.messages, template=node.tree.template
                     )
                     self.check(param, content)
-                return await self._served.encode_extension(node.context, content, images)
+                return await self._served.encoder.encode_extension(node.context, content, images)
 
     async def encode_scored(self, node: ServedNode, texts: Sequence[str]) -> list[Tokens]:
         """Return the token ids of texts that a request scores after a node."""
         self.check("texts", *texts)
         async with node.tree.client.encoding:
             with name_field_in_errors("texts"):
-                return await self._served.encode_scored(node.context, texts)
+                return await self._served.encoder.encode_scored(node.context, texts)
 
     def check(self, param: str, *texts: str) -> None:
         """Reject texts that are too long, before they are encoded.

@@ -356,7 +356,7 @@ class NodeCalls:
         """Return one sample per index, and what they took."""
         tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
         with name_params_in_errors():
-            await self._served.prepare(params)
+            await self._served.encoder.prepare(params)
         self._check_live(node)
 
         async def begin(backend: LiveBackend) -> list[BackendSample]:

@@ -274,7 +274,9 @@ class SearchService:
         before: Any = request.chat.prompts()[0]  # a chat has one
         template = request.chat.chat_template_kwargs
         try:
-            text, _ = await self._served.render_turns(turns, before=before, template=template)
+            text, _ = await self._served.encoder.render_turns(
+                turns, before=before, template=template
+            )
         except InputError as error:  # which matters only to methods that give instructions
             failure = error
 
