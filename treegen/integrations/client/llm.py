@@ -84,22 +84,16 @@ class RemoteSearchRun(SearchResults):
         if not self._num_remaining:
             self._end()
             raise StopIteration
-        loop, results = self._searches.loop, list[SearchResult | BaseException]()
+        loop = self._searches.loop
         if self._main is None:
             self._main = loop.create_task(self._run_all())
-
-        async def wait() -> None:
-            results.append(await self._results.get())
-
         try:
-            run_outside_loop(lambda: loop.run_until_complete(wait()))
+            result = run_outside_loop(lambda: loop.run_until_complete(self._results.get()))
+            if isinstance(result, BaseException):
+                raise result
         except BaseException:
             self.close()
             raise
-        (result,) = results
-        if isinstance(result, BaseException):
-            self.close()
-            raise result
         self._num_remaining -= 1
         return result
 
@@ -140,11 +134,8 @@ class RemoteSearchRun(SearchResults):
         """Wait until the server has dropped the nodes, and close the loop."""
         loop, main = self._searches.loop, self._main
         if main is not None and not loop.is_closed():
-
-            async def wait() -> None:
-                await asyncio.wait({main}, timeout=_END_SECONDS)
-
-            run_outside_loop(lambda: loop.run_until_complete(wait()))
+            end = asyncio.wait({main}, timeout=_END_SECONDS)
+            run_outside_loop(lambda: loop.run_until_complete(end))
         self._searches.close()
 
     def __del__(self) -> None:
@@ -354,14 +345,12 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
 
     def _run(self, call: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine with a connection, also where an event loop runs, as in a notebook."""
-        results: list[T] = []
 
-        async def run() -> None:
+        async def run() -> T:
             async with self.connect() as connection:
-                results.append(await call(connection))
+                return await call(connection)
 
-        run_outside_loop(lambda: asyncio.run(run()))
-        return results[0]
+        return run_outside_loop(lambda: asyncio.run(run()))
 
 
 def _check_seconds(name: str, seconds: float) -> None:

@@ -74,7 +74,7 @@ class SearchThread:
         call = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, self._searches.loop))
         try:
             await asyncio.wait({call, self._failed}, return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():
+            if self._failed.done():
                 raise StoppedError(
                     "the search has failed; send the request again"
                 ) from self.failure
