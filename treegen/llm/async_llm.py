@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treegen.common.checks import CacheMode, check_int
+from treegen.common.checks import CacheMode, check_counts, check_int
 from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_params
@@ -78,10 +78,7 @@ class AsyncLLM(Closeable):
                 "prompts of a run at once; start one process with an LLM for each GPU, or use "
                 f"run, generate or search of the {type(llm).__name__}"
             )
-        if max_waiting is not None:
-            check_int("max_waiting", max_waiting, minimum=1)
-        if max_image_pixels is not None:
-            check_int("max_image_pixels", max_image_pixels, minimum=1)
+        check_counts(max_waiting=max_waiting, max_image_pixels=max_image_pixels)
         self.llm = llm
         self.text = TokenText(llm.tokenizer)
         self.replies = ReplyReader(llm.tokenizer, tool_format)

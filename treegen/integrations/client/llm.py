@@ -197,9 +197,9 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         if api_key is not None:
             check_key(api_key)
         check_int("retries", retries, minimum=0)
-        _check_seconds("timeout", timeout)
+        check_number("timeout", timeout, above=0)
         if lease_seconds is not None:
-            _check_seconds("lease_seconds", lease_seconds)
+            check_number("lease_seconds", lease_seconds, above=0)
         self._lease = lease_seconds
         self._url, self._key, self._model = base_url.rstrip("/"), api_key, model
         self._timeout, self._retries = timeout, retries
@@ -351,12 +351,6 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
                 return await call(connection)
 
         return run_outside_loop(lambda: asyncio.run(run()))
-
-
-def _check_seconds(name: str, seconds: float) -> None:
-    check_number(name, seconds)
-    if not seconds > 0:
-        raise InputError(f"{name} must be more than 0")
 
 
 async def _complete_all(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treegen.common.checks import check_int, check_number
-from treegen.errors import InputError, arg
+from treegen.common.checks import check_counts, check_int, check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +34,15 @@ class NodeLimits:
 
     def __post_init__(self) -> None:
         for name in ("node_lease", "max_node_lease"):
-            check_number(name, getattr(self, name))
-            if not getattr(self, name) > 0:
-                raise InputError(f"{arg(name)} must be more than 0 seconds")
+            check_number(name, getattr(self, name), above=0)
         check_int("max_nodes", self.max_nodes, minimum=0)
-        for name in (
-            "max_node_depth",
-            "max_node_samples",
-            "max_node_operations",
-            "max_stored_answers",
-        ):
-            check_int(name, getattr(self, name), minimum=1)
-        if self.max_node_memory is not None:
-            check_int("max_node_memory", self.max_node_memory, minimum=1)
+        check_counts(
+            max_node_depth=self.max_node_depth,
+            max_node_samples=self.max_node_samples,
+            max_node_operations=self.max_node_operations,
+            max_stored_answers=self.max_stored_answers,
+            max_node_memory=self.max_node_memory,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +64,7 @@ class SearchLimits:
 
     def __post_init__(self) -> None:
         check_int("max_searches", self.max_searches, minimum=0)
-        if self.max_key_searches is not None:
-            check_int("max_key_searches", self.max_key_searches, minimum=1)
-        check_int("max_search_tokens", self.max_search_tokens, minimum=1)
-        check_number("max_search_seconds", self.max_search_seconds)
-        if not self.max_search_seconds > 0:
-            raise InputError(f"{arg('max_search_seconds')} must be more than 0")
+        check_counts(
+            max_key_searches=self.max_key_searches, max_search_tokens=self.max_search_tokens
+        )
+        check_number("max_search_seconds", self.max_search_seconds, above=0)

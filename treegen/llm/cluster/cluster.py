@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treegen.common.checks import check_argument_types, check_int
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.common.cores import count_cores
 from treegen.common.foreign_names import NEUTRAL_ENGINE, drop_neutral
 from treegen.common.params import SamplingParams
@@ -172,8 +172,7 @@ class Cluster(BaseLLM):
 
     def limit(self, workers: int | None) -> None:
         """Make later runs use only the first `workers` workers; None uses all."""
-        if workers is not None:
-            check_int("workers", workers, minimum=1)
+        check_counts(workers=workers)
         self._max_workers = workers
 
     def close(self) -> None:

@@ -52,9 +52,7 @@ class LiveWorlds(Closeable):
             max_seconds: Longest time of one call of the environment, such as an action.
         """
         check_int("max_live", max_live, minimum=1)
-        check_number("max_seconds", max_seconds)
-        if not max_seconds > 0:
-            raise InputError(f"max_seconds must be more than 0, got {max_seconds!r}")
+        check_number("max_seconds", max_seconds, above=0)
         has_snapshots = environment.traits.has_snapshots
         self.environment: Environment = (
             environment if has_snapshots else ReplayEnvironment(environment)

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.errors import InputError
 from treegen.prompts.plan.draws import row_seed
 from treegen.search.budget import BudgetReached
@@ -29,7 +29,6 @@ from treegen.search.strategies.common import (
     Costs,
     Done,
     State,
-    check_counts,
     collect_outcome,
     text_state,
 )

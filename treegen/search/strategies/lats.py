@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.strategies.common import (
     DEAD_END,
     Done,
     State,
-    check_counts,
     collect_outcome,
     drop_duplicates,
     prune,

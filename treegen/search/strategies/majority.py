@@ -9,10 +9,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
-from treegen.search.strategies.common import check_counts
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather
@@ -15,7 +15,6 @@ from treegen.search.strategies.common import (
     Costs,
     Done,
     State,
-    check_counts,
     collect_outcome,
     drop_duplicates,
     prune,
