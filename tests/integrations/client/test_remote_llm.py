@@ -44,8 +44,8 @@ from treegen.search import (
 pytest.importorskip("treegen.integrations.client")
 
 from treegen.integrations.client import RemoteLLM, connection
+from treegen.integrations.nodes.protocol import RootOperation, SampleOperation
 from treegen.integrations.nodes.step_requests import NodeContext, StepCall, StepRequest, Ticket
-from treegen.integrations.nodes.types import RootOperation, SampleOperation
 from treegen.integrations.server.limits import NodeLimits
 from treegen.search.budgeted_search import BudgetedSearch
 

@@ -18,7 +18,7 @@ from serving import HTTP, KEY, Running, listening
 from treegen import LLM
 from treegen.errors import InternalError
 from treegen.integrations.nodes.params import Sampling
-from treegen.integrations.nodes.types import MAX_INDEX, NodeAnswer, RootFields, SampleFields
+from treegen.integrations.nodes.protocol import MAX_INDEX, NodeAnswer, RootFields, SampleFields
 from treegen.integrations.server import node_answers, node_calls, requests
 from treegen.integrations.server.errors import StatusError, for_client
 from treegen.integrations.server.limits import NodeLimits

@@ -20,16 +20,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from treegen.errors import BusyError, InputError, TreegenError, require_extra
+from treegen.integrations.nodes import protocol
 from treegen.integrations.nodes.conversion import error_of
-from treegen.integrations.nodes.types import (
-    IDEMPOTENCY_HEADER,
-    BatchAnswer,
-    BatchRequest,
-    ErrorAnswer,
-    ErrorDetails,
-    Operation,
-    Result,
-)
 
 with require_extra("the client needs httpx2", "client"):
     import httpx2
@@ -82,17 +74,19 @@ class Connection:
     async def __aexit__(self, *exception: object) -> None:
         await self._client.aclose()
 
-    async def run_operations(self, operations: Sequence[Operation]) -> Sequence[Result]:
+    async def run_operations(
+        self, operations: Sequence[protocol.Operation]
+    ) -> Sequence[protocol.Result]:
         """Run operations on nodes, and return their results in order.
 
         Raises:
             TreegenError: the server cannot be reached, or rejects the request.
         """
-        batch = BatchRequest(model=self._model, operations=list(operations))
+        batch = protocol.BatchRequest(model=self._model, operations=list(operations))
         body = batch.model_dump_json(exclude_defaults=True, exclude_none=True)
         content = await self.post("nodes/batch", body)
         try:
-            return BatchAnswer.model_validate_json(content).results
+            return protocol.BatchAnswer.model_validate_json(content).results
         except ValidationError as error:
             raise InputError(
                 f"{self._url} sent a response that this version of treegen cannot parse: "
@@ -161,15 +155,15 @@ class Connection:
         self.num_requests += 1
         self.num_sent += len(content)
         return await self._client.post(
-            f"{self._url}/{path}", content=content, headers={IDEMPOTENCY_HEADER: key}
+            f"{self._url}/{path}", content=content, headers={protocol.IDEMPOTENCY_HEADER: key}
         )
 
     def _failure(self, response: httpx2.Response) -> TreegenError:
         try:
-            details = ErrorAnswer.model_validate_json(response.content).error
+            details = protocol.ErrorAnswer.model_validate_json(response.content).error
         except ValidationError:
             text = " ".join(response.text.split())
-            details = ErrorDetails(
+            details = protocol.ErrorDetails(
                 message=f"{self._url} returned status {response.status_code}: {text:.200}; "
                 "check the address",
                 type="",

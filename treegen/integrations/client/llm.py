@@ -23,8 +23,8 @@ from treegen.integrations.client.conversion import (
     score_of_choices,
 )
 from treegen.integrations.nodes.params import sampling_fields
+from treegen.integrations.nodes.protocol import RootOperation
 from treegen.integrations.nodes.searches import NodeSearches
-from treegen.integrations.nodes.types import RootOperation
 from treegen.llm.arguments import reject_unknown_arguments
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.tree import as_list, chat_arguments

@@ -2,7 +2,7 @@
 
 The server and its client use this package. Nothing here imports torch.
 
-types.py          the JSON of requests for nodes, and of their responses
+protocol.py       the JSON of requests for nodes, and of their responses
 params.py         sampling parameters of nodes
 conversion.py     content parts, samples, scores and errors as JSON
 step_requests.py  the calls of one step as one request

@@ -10,7 +10,7 @@ import numpy as np
 
 from treegen.common.outputs import Completion, Score, Thinking, TopLogprobs
 from treegen.errors import BusyError, ContextError, InputError, StoppedError, TreegenError
-from treegen.integrations.nodes.types import (
+from treegen.integrations.nodes.protocol import (
     CONTEXT_ERROR,
     ErrorDetails,
     NodeAnswer,

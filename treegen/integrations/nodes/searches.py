@@ -8,7 +8,7 @@ from typing import Final
 
 from treegen.common.params import SamplingParams
 from treegen.integrations.nodes.backend import NodeBackend, Send
-from treegen.integrations.nodes.types import RootOperation
+from treegen.integrations.nodes.protocol import RootOperation
 from treegen.search.budget import Budget
 from treegen.search.event_loop import IdleLoop, end_loop
 from treegen.search.run import RunningSearch, resume_any

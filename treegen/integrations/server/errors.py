@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from treegen.errors import BusyError, CapacityError, ContextError, InputError, StoppedError
-from treegen.integrations.nodes.types import CONTEXT_ERROR
+from treegen.integrations.nodes.protocol import CONTEXT_ERROR
 from treegen.integrations.server.requests import RequestError, field_of
 
 _Result = TypeVar("_Result")

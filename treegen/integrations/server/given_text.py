@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from treegen.errors import CapacityError, ContextError, InputError, StoppedError
 from treegen.integrations.nodes.params import Sampling
-from treegen.integrations.nodes.types import ExtendFields, RootFields
+from treegen.integrations.nodes.protocol import ExtendFields, RootFields
 from treegen.integrations.server.errors import for_client
 from treegen.integrations.server.nodes import Client, ServedNode
 from treegen.integrations.server.requests import (

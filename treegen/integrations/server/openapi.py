@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from treegen.common.version import VERSION
-from treegen.integrations.nodes import types
+from treegen.integrations.nodes import protocol
 
 _ERRORS: Final = {
     "400": "The request cannot be used.",
@@ -39,46 +39,51 @@ class _Route(NamedTuple):
 
 
 ROUTES: Final = (
-    _Route("/v1/nodes", "get", "list_trees", "List trees", None, types.TreeList),
+    _Route("/v1/nodes", "get", "list_trees", "List trees", None, protocol.TreeList),
     _Route(
-        "/v1/nodes", "post", "create_root", "Create a root", types.RootRequest, types.NodeResult
+        "/v1/nodes",
+        "post",
+        "create_root",
+        "Create a root",
+        protocol.RootRequest,
+        protocol.NodeResult,
     ),
     _Route(
         "/v1/nodes/batch",
         "post",
         "run_batch",
         "Run several operations",
-        types.BatchRequest,
-        types.BatchAnswer,
+        protocol.BatchRequest,
+        protocol.BatchAnswer,
     ),
-    _Route("/v1/nodes/{id}", "get", "read_node", "Read a node", None, types.ReadResult),
-    _Route("/v1/nodes/{id}", "delete", "drop_node", "Drop a subtree", None, types.DropResult),
+    _Route("/v1/nodes/{id}", "get", "read_node", "Read a node", None, protocol.ReadResult),
+    _Route("/v1/nodes/{id}", "delete", "drop_node", "Drop a subtree", None, protocol.DropResult),
     _Route(
         "/v1/nodes/{id}/sample",
         "post",
         "sample_children",
         "Sample children",
-        types.NodeSampleRequest,
-        types.SampleResult,
+        protocol.NodeSampleRequest,
+        protocol.SampleResult,
     ),
     _Route(
         "/v1/nodes/{id}/extend",
         "post",
         "extend_node",
         "Append given text",
-        types.ExtendRequest,
-        types.NodeResult,
+        protocol.ExtendRequest,
+        protocol.NodeResult,
     ),
     _Route(
         "/v1/nodes/{id}/score",
         "post",
         "score_texts",
         "Score continuations",
-        types.NodeScoreRequest,
-        types.ScoreResult,
+        protocol.NodeScoreRequest,
+        protocol.ScoreResult,
     ),
 )
-"""The documented routes."""
+"""The routes of nodes; `NodeRoutes` has their handlers."""
 
 
 @functools.cache
@@ -88,7 +93,7 @@ def make_openapi(*, searches: bool = False) -> dict[str, Any]:
     Args:
         searches: Whether the server answers chats by searches. Default: False.
     """
-    models: set[type[BaseModel]] = {types.ErrorAnswer, types.Event}
+    models: set[type[BaseModel]] = {protocol.ErrorAnswer, protocol.Event}
     for route in ROUTES:
         models |= {model for model in (route.body, route.answer) if model is not None}
     requests = {route.body for route in ROUTES}
@@ -104,7 +109,7 @@ def make_openapi(*, searches: bool = False) -> dict[str, Any]:
         paths[_SEARCH] = {"post": _describe_search()}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "treegen nodes", "version": VERSION, "description": types.__doc__},
+        "info": {"title": "treegen nodes", "version": VERSION, "description": protocol.__doc__},
         "paths": paths,
         "components": {
             "schemas": schemas["$defs"],
@@ -123,7 +128,7 @@ def _describe_route(route: _Route) -> dict[str, Any]:
     if route.method == "post":
         parameters.append(
             {
-                "name": types.IDEMPOTENCY_HEADER,
+                "name": protocol.IDEMPOTENCY_HEADER,
                 "in": "header",
                 "required": False,
                 "schema": {"type": "string", "maxLength": 255},
@@ -132,8 +137,8 @@ def _describe_route(route: _Route) -> dict[str, Any]:
             }
         )
     content = {"application/json": {"schema": _reference(route.answer)}}
-    if route.body is types.NodeSampleRequest:
-        content["text/event-stream"] = {"schema": _reference(types.Event)}
+    if route.body is protocol.NodeSampleRequest:
+        content["text/event-stream"] = {"schema": _reference(protocol.Event)}
     description: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
@@ -175,7 +180,7 @@ def _describe_errors() -> dict[str, Any]:
     return {
         status: {
             "description": description,
-            "content": {"application/json": {"schema": _reference(types.ErrorAnswer)}},
+            "content": {"application/json": {"schema": _reference(protocol.ErrorAnswer)}},
         }
         for status, description in _ERRORS.items()
     }

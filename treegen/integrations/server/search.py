@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import BusyError, InputError
-from treegen.integrations.nodes.types import BatchRequest, Operation, Result, RootOperation
+from treegen.integrations.nodes.protocol import BatchRequest, Operation, Result, RootOperation
 from treegen.integrations.server.errors import encode_event, make_error_response
 from treegen.integrations.server.limits import NodeLimits, SearchLimits
 from treegen.integrations.server.node_batch import BatchRunner

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from treegen.errors import StoppedError
+from treegen.integrations.nodes.protocol import Operation, Result, RootOperation
 from treegen.integrations.nodes.searches import NodeSearches
-from treegen.integrations.nodes.types import Operation, Result, RootOperation
 from treegen.search.tree.node import SearchFn
 from treegen.search.tree.result import SearchResult
 
