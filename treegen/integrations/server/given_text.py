@@ -158,30 +158,19 @@ class GivenText:
 
 @contextmanager
 def name_field_in_errors(param: str) -> Iterator[None]:
-    """Name the field that has the text in errors of the block about the text.
+    """Name the field at fault in errors of the block.
 
     Args:
-        param: The field.
+        param: The field. For params, the errors also name the sampling parameter at fault.
     """
     try:
         yield
     except (RequestError, StoppedError):
         raise
     except (InputError, CapacityError) as error:
+        if param == "params" and error.parameter in Sampling.model_fields:
+            param = f"params.{error.parameter}"
         raise RequestError(for_client(str(error)), param) from error
-
-
-@contextmanager
-def name_params_in_errors() -> Iterator[None]:
-    """Name the sampling parameter, or else params, in errors of the block about parameters."""
-    try:
-        yield
-    except (RequestError, StoppedError):
-        raise
-    except InputError as error:
-        name = error.parameter
-        field = f"params.{name}" if name in Sampling.model_fields else "params"
-        raise RequestError(for_client(str(error)), field) from error
 
 
 def read_judged_text(node: ServedNode) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from treegen.integrations.nodes.params import merge_params
 from treegen.integrations.server.errors import StatusError, run_exclusively
 from treegen.integrations.server.given_text import (
     GivenText,
-    name_params_in_errors,
+    name_field_in_errors,
     read_judged_text,
 )
 from treegen.integrations.server.node_answers import (
@@ -94,7 +94,7 @@ class NodeCalls:
         """
         prompt = self.texts.read_root(fields)
         seed = secrets.randbits(48) if fields.seed is None else fields.seed
-        with name_params_in_errors():
+        with name_field_in_errors("params"):
             params = merge_params(SamplingParams(seed=seed), fields.params)
         try:
             size = len(fields.params.model_dump_json(exclude_none=True))
@@ -322,7 +322,7 @@ class NodeCalls:
             fields: The request.
             changes: Records the indices.
         """
-        with name_params_in_errors():
+        with name_field_in_errors("params"):
             params = merge_params(node.tree.params, fields.params)
         if fields.n > self.store.limits.max_node_samples:
             raise RequestError(f"n must be at most {self.store.limits.max_node_samples:,}", "n")
@@ -348,7 +348,7 @@ class NodeCalls:
     ) -> tuple[list[BackendSample], protocol.NodeUsage]:
         """Return one sample per index, and what they took."""
         tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
-        with name_params_in_errors():
+        with name_field_in_errors("params"):
             await self._served.encoder.prepare(params)
         self._check_live(node)
 
