@@ -265,15 +265,15 @@ class AsyncLLM(Closeable):
         """
         if not self.has_nodes:
             raise InputError("this AsyncLLM was created without nodes; pass nodes=True to AsyncLLM")
-        call = NodeCall(begin, asyncio.get_running_loop().create_future(), rows, discard)
+        call = NodeCall(begin, rows, discard)
         with self._engine_loop.lock:
             self._check_open()
             self._check_num(rows, "samples")
             self._check_waiting(rows)
             self._engine_loop.start_node_call(call)
         try:
-            result: T = await call.future
-        except asyncio.CancelledError:
+            result: T = await asyncio.wrap_future(call.future)
+        except (asyncio.CancelledError, GeneratorExit):  # its event loop may be closed
             self._engine_loop.cancel_node_call(call)
             raise
         return result

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -72,12 +72,12 @@ class NodeCall:
 
     begin: Callable[[LiveBackend], Coroutine[Any, Any, Any]]
     """Makes the coroutine, which awaits samples and scores of the backend."""
-    future: asyncio.Future[Any]
-    """The caller waits for it; gets the result."""
     rows: int
     """Rows that count towards the limit of waiting samples; 0 once no caller waits."""
     discard: Callable[[Any], object]
     """Frees a result that no caller gets; called in the engine thread."""
+    future: Future[Any] = field(default_factory=Future)
+    """Gets the result, unless the caller has cancelled it."""
     started: Started[Any] | None = None
     """Its state in the engine thread, once it has started."""
     is_over: bool = False
