@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -42,6 +43,8 @@ from treegen.search import (
 )
 
 pytest.importorskip("treegen.integrations.client")
+
+import httpx2
 
 from treegen.integrations.client import RemoteLLM, connection
 from treegen.integrations.nodes.protocol import RootOperation, SampleOperation
@@ -456,6 +459,22 @@ def test_a_server_cannot_make_the_client_wait_for_hours() -> None:
 
     assert connection._seconds("7") == 7 and connection._seconds("9" * 400) == 60
     assert connection._seconds("Wed, 21 Oct 2026 07:28:00 GMT") == 0
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+def test_a_call_waits_for_a_busy_server_no_longer_than_its_timeout(
+    retries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*request: str) -> httpx2.Response:
+        error = {"message": "busy", "type": "", "param": None, "code": 429}
+        return httpx2.Response(429, headers={"Retry-After": "60"}, json={"error": error})
+
+    monkeypatch.setattr(connection.Connection, "_send", refuse)
+    begin = time.monotonic()
+    with pytest.raises(BusyError, match="busy"):
+        RemoteLLM("http://127.0.0.1:9/v1", timeout=0.2, retries=retries).generate(["a"])
+    assert (time.monotonic() - begin >= 0.2) == bool(retries)
+    assert time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize("prompt", [np.array([1.5]), np.array([[1, 2]]), [True], []])

@@ -127,7 +127,7 @@ class Connection:
             TreegenError: as for `run_operations`.
         """
         key = uuid.uuid4().hex
-        wait, num_retries, start = _FIRST_WAIT, 0, time.monotonic()
+        wait, num_retries, end = _FIRST_WAIT, 0, time.monotonic() + self._timeout
         while True:
             retry_after = 0.0
             try:
@@ -143,11 +143,16 @@ class Connection:
                     f"{self._url} cannot be reached ({type(error).__name__}: {error}); check "
                     "the address, and that the server is running"
                 )
-            is_busy = isinstance(failure, BusyError) and time.monotonic() - start < self._timeout
-            if num_retries >= self._retries and not (is_busy and self._retries):
+            pause = max(retry_after, wait * random.uniform(0.5, 1))
+            if isinstance(failure, BusyError) and self._retries:
+                pause = min(pause, end - time.monotonic())
+                has_ended = pause <= 0
+            else:
+                has_ended = num_retries >= self._retries
+                num_retries += 1
+            if has_ended:
                 raise failure
-            num_retries += not is_busy
-            await asyncio.sleep(max(retry_after, wait * random.uniform(0.5, 1)))
+            await asyncio.sleep(pause)
             wait = min(2 * wait, _LONGEST_WAIT)
 
     async def _send(self, path: str, body: str, key: str) -> httpx2.Response:

@@ -195,7 +195,11 @@ async def run_exclusively(
         call: Returns the coroutine to run.
     """
     await lock.acquire()
-    task = asyncio.create_task(call())
+    try:
+        task = asyncio.create_task(call())
+    except BaseException:
+        lock.release()
+        raise
 
     def end(task: asyncio.Task[_Result]) -> None:
         lock.release()

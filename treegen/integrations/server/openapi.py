@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
@@ -122,9 +123,7 @@ def make_openapi(*, searches: bool = False) -> dict[str, Any]:
 def _describe_route(route: _Route) -> dict[str, Any]:
     parameters: list[dict[str, Any]] = []
     if "{id}" in route.path:
-        parameters.append(
-            {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-        )
+        parameters.append(_describe_path("id"))
     if route.method == "post":
         parameters.append(
             {
@@ -136,44 +135,61 @@ def _describe_route(route: _Route) -> dict[str, Any]:
                 "stored response.",
             }
         )
-    content = {"application/json": {"schema": _reference(route.answer)}}
+    answers = {"application/json": _reference(route.answer)}
     if route.body is protocol.NodeSampleRequest:
-        content["text/event-stream"] = {"schema": _reference(protocol.Event)}
+        answers["text/event-stream"] = _reference(protocol.Event)
+    body = _reference(route.body) if route.body is not None else None
+    return _describe_operation(route.name, route.summary, parameters, body, answers)
+
+
+def _describe_search() -> dict[str, Any]:
+    """Return the description of the searches, whose bodies and answers are those of OpenAI."""
+    any_object = {"type": "object"}
+    return _describe_operation(
+        "search_chat",
+        "Answer a chat by a search; a request of /v1/chat/completions with `search`",
+        [_describe_path("method")],
+        any_object,
+        {"application/json": any_object, "text/event-stream": any_object},
+    )
+
+
+def _describe_operation(
+    name: str,
+    summary: str,
+    parameters: Sequence[dict[str, Any]],
+    body: dict[str, str] | None,
+    answers: dict[str, dict[str, str]],
+) -> dict[str, Any]:
+    """Return the description of an operation.
+
+    Args:
+        name: Its id.
+        summary: A few words on what it does.
+        parameters: Its parameters in the path and the header.
+        body: The schema of its body; None for an operation without one.
+        answers: The schema of its answer, by media type.
+    """
+    content = {kind: {"schema": schema} for kind, schema in answers.items()}
     description: dict[str, Any] = {
-        "operationId": route.name,
-        "summary": route.summary,
+        "operationId": name,
+        "summary": summary,
         "parameters": parameters,
         "responses": {
             "200": {"description": "The result.", "content": content},
             **_describe_errors(),
         },
     }
-    if route.body is not None:
+    if body is not None:
         description["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": _reference(route.body)}},
+            "content": {"application/json": {"schema": body}},
         }
     return description
 
 
-def _describe_search() -> dict[str, Any]:
-    """Return the description of the searches, whose bodies and answers are those of OpenAI."""
-    content: dict[str, Any] = {
-        "application/json": {"schema": {"type": "object"}},
-        "text/event-stream": {"schema": {"type": "object"}},
-    }
-    method = {"name": "method", "in": "path", "required": True, "schema": {"type": "string"}}
-    body = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
-    return {
-        "operationId": "search_chat",
-        "summary": "Answer a chat by a search; a request of /v1/chat/completions with `search`",
-        "parameters": [method],
-        "requestBody": body,
-        "responses": {
-            "200": {"description": "The answer.", "content": content},
-            **_describe_errors(),
-        },
-    }
+def _describe_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _describe_errors() -> dict[str, Any]:

@@ -23,18 +23,19 @@ from treegen.search.budget import Budget
 _MAX_ANSWERS: Final = 128
 # Fields of a chat that a search cannot honour, and why.
 _NOT_SEARCHED: Final = {
-    "tools": "a search answers with text",
-    "tool_choice": "a search answers with text",
-    "parallel_tool_calls": "a search answers with text",
-    "logprobs": "the tree has the log-probability of each node",
-    "top_logprobs": "the tree has the log-probability of each node",
     "prompt_logprobs": "a search does not score its prompt",
     "first": "a search numbers its samples itself",
-    "include_stop": "a search decides which steps have their stop strings",
-    "include_stop_str_in_output": "a search decides which steps have their stop strings",
     "return_token_ids": "the tree has the text of each node",
     "separate_reasoning": "a search answers with the whole text",
-    **dict.fromkeys((*STRUCTURES, *REQUESTED), "a search answers with text"),
+    **dict.fromkeys(
+        ("tools", "tool_choice", "parallel_tool_calls", *STRUCTURES, *REQUESTED),
+        "a search answers with text",
+    ),
+    **dict.fromkeys(("logprobs", "top_logprobs"), "the tree has the log-probability of each node"),
+    **dict.fromkeys(
+        ("include_stop", "include_stop_str_in_output"),
+        "a search decides which steps have their stop strings",
+    ),
 }
 
 

@@ -424,9 +424,8 @@ class LiveWorlds(Closeable):
         deadline = self._loop.time() + _CLOSING_SECONDS
         while (tasks := asyncio.all_tasks() - {this_task}) and self._loop.time() < deadline:
             await asyncio.wait(tasks, timeout=max(0.0, deadline - self._loop.time()))
-        for state in list(self._states):
-            if not state.lock.locked():  # by a call that ignores its cancellation
-                await self._end(state)
+        # A call that ignores its cancellation may hold the lock of a state.
+        await asyncio.gather(*(self._end(s) for s in list(self._states) if not s.lock.locked()))
         await self._call(self.environment.close(), "closing the environment")
         await self._loop.shutdown_asyncgens()
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from treegen.common.checks import check_argument_types, check_counts
+from treegen.common.checks import check_argument_types, check_counts, is_finite
 from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
 from treegen.search.tree.node import SearchNode
@@ -119,10 +119,10 @@ def vote(
 
 def _weight(sample: SearchNode, weight: Callable[[SearchNode], float]) -> float:
     votes = weight(sample)
-    if not (math.isfinite(votes) and votes >= 0):
+    if not (is_finite(votes) and votes >= 0):
         raise InputError(
-            f"weight must return a finite number of at least 0, got {votes!r}; return a value such "
-            "as math.exp of a log-probability"
+            f"weight must return a finite number of at least 0, got {votes!r:.60}; return a value "
+            "such as math.exp of a log-probability"
         )
     return votes
 

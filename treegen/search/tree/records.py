@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, is_finite
 from treegen.common.formatting import safe_text
 from treegen.errors import DataError, InputError
 from treegen.search.tree.graphs import describe_ended, to_dot, to_mermaid, to_svg
@@ -255,7 +255,7 @@ def round_value(value: float) -> float:
 
 def _round_finite(name: str, value: float | None) -> float | None:
     try:
-        return None if value is None or not math.isfinite(value) else round_value(value)
+        return None if value is None or not is_finite(value) else round_value(value)
     except (TypeError, ValueError):
         raise InputError(f"{name} of a node must be a number, got {value!r:.80}") from None
 
