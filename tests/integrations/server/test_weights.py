@@ -102,7 +102,7 @@ def test_an_error_names_the_tensor_that_is_not_finite(running: Running) -> None:
 
 def test_responses_tell_the_versions_after_an_update(folder: Path) -> None:
     client = pytest.importorskip("treegen.integrations.client")
-    conversion = pytest.importorskip("treegen.integrations.client.conversion")
+    conversion = pytest.importorskip("treegen.integrations.nodes.conversion")
     nodes = pytest.importorskip("treegen.integrations.nodes.protocol")
     limits = pytest.importorskip("treegen.integrations.server.limits")
     llm = load(folder / "runs" / "step-0")
