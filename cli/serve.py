@@ -164,8 +164,7 @@ def command(
     """
     _check_installed()
     from treegen.common.formatting import parse_bytes
-    from treegen.integrations.server.node_params import NodeLimits
-    from treegen.integrations.server.search_requests import SearchLimits
+    from treegen.integrations.server.limits import NodeLimits, SearchLimits
     from treegen.integrations.server.sockets import bind_socket
 
     nodes: NodeLimits = _take_limits(params, NodeLimits, "max_node_memory", "max_stored_answers")

@@ -24,8 +24,6 @@ from treegen.evals.search.settings import SearchSettings, resolve_search_setting
 from treegen.evals.search.task import SearchDefaults, SearchTask
 from treegen.evals.task import TaskData, TaskDefaults
 from treegen.evals.verdict import Verdict
-from treegen.integrations.client.backend import Send
-from treegen.integrations.client.searches import SearchThread
 from treegen.model.scorers.verifier import Verifier
 from treegen.search.budget import Budget
 from treegen.search.tree.node import SearchNode
@@ -213,14 +211,6 @@ class ChatSearches:
         self._verifier = None
         if verifier is not None:
             self._verifier = verifier_value_function(verifier, self._problems)
-
-    def open_runner(self, run_operations: Send) -> SearchThread:
-        """Start the thread in which searches run.
-
-        Args:
-            run_operations: Runs operations on nodes, in the event loop of the caller.
-        """
-        return SearchThread(run_operations)
 
     def prepare(
         self,

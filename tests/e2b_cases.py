@@ -48,7 +48,6 @@ class Sandbox:
     root: Path
     body: dict[str, Any]
     token: str = field(default_factory=lambda: f"token-{secrets.token_hex(8)}")
-    is_paused: bool = False
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -84,9 +83,6 @@ class Cloud:
                 Route("/v2/sandboxes", api(self.list)),
                 Route("/sandboxes/{id}", api(self.kill), methods=["DELETE"]),
                 Route("/sandboxes/{id}/snapshots", api(self.snapshot), methods=["POST"]),
-                Route("/sandboxes/{id}/fork", api(self.fork), methods=["POST"]),
-                Route("/sandboxes/{id}/pause", api(self.pause), methods=["POST"]),
-                Route("/sandboxes/{id}/connect", api(self.resume), methods=["POST"]),
                 Route("/sandboxes/{id}/timeout", api(self.extend), methods=["POST"]),
                 Route("/templates/{id:path}", api(self.delete_template), methods=["DELETE"]),
                 Route("/files", data(self.read), methods=["GET"]),
@@ -132,7 +128,7 @@ class Cloud:
             assert request.headers["e2b-sandbox-port"] == ENVD_PORT
             if self.endless == request.url.path:
                 return self.flood()
-            if sandbox is None or sandbox.is_paused:
+            if sandbox is None:
                 return _error(502, "the sandbox is not running")
             if request.headers.get("x-access-token") != sandbox.token:
                 return _error(401, f"token {request.headers.get('x-access-token')} is wrong")
@@ -180,24 +176,6 @@ class Cloud:
         self.templates[name] = self.folder / secrets.token_hex(8)
         shutil.copytree(sandbox.root, self.templates[name], symlinks=True)
         return JSONResponse({"snapshotID": name, "names": [name]}, 201)
-
-    def fork(self, request: Request, body: Any, sandbox: Sandbox) -> Response:
-        results: list[dict[str, Any]] = []
-        for index in range(body["count"]):
-            if index >= 3:
-                results.append({"error": {"code": 503, "message": "no capacity"}})
-            else:
-                results.append({"sandbox": self.add(sandbox.body, sandbox.root).answer})
-        return JSONResponse(results, 201)
-
-    def pause(self, request: Request, body: Any, sandbox: Sandbox) -> Response:
-        sandbox.is_paused = True
-        return Response(status_code=204)
-
-    def resume(self, request: Request, body: Any, sandbox: Sandbox) -> Response:
-        assert body["timeout"] > 0
-        sandbox.is_paused = False
-        return JSONResponse(sandbox.answer, 201)
 
     def extend(self, request: Request, body: Any, sandbox: Sandbox) -> Response:
         assert body["timeout"] > 0

@@ -344,10 +344,10 @@ def test_closing_waits_for_calls_or_ends_them(loaded: LLM) -> None:
 
 
 def test_a_prompt_that_is_encoded_while_it_closes_gets_the_same_error(loaded: LLM) -> None:
-    served = AsyncLLM(loaded)
-    served.close()
-    with pytest.raises(StoppedError, match="closed during the call"):
-        asyncio.run(served._encoder.encode([PROMPT], {}))
+    with AsyncLLM(loaded) as served:
+        served.encoder.close()
+        with pytest.raises(StoppedError, match="closed during the call"):
+            asyncio.run(served.encoder.encode([PROMPT], {}))
 
 
 def test_closing_waits_for_calls_of_nodes_that_count_no_rows(loaded: LLM) -> None:

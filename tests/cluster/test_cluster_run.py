@@ -79,7 +79,7 @@ def _start(
     for slot in slots:
         slot.loaded = SimpleNamespace(num_pages=0)  # type: ignore[assignment]
     pool: Any = SimpleNamespace(
-        session=SimpleNamespace(ray=ray, describe_failure=ignore),
+        session=SimpleNamespace(ray=ray, monitor=SimpleNamespace(describe_failure=ignore)),
         slots=slots,
         add_joined_gpus=list,
         poll_slot=ignore,

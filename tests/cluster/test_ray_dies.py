@@ -55,10 +55,11 @@ def test_a_process_that_listens_no_more_is_told_of(monkeypatch: pytest.MonkeyPat
         both, of_server = RayMonitor(ray, patience=60.0), RayMonitor(ray, patience=60.0)
         private = RaySession(Placement("cpu", 1), 1)
         # A driver on a machine that is no node.
-        of_server._raylet = private._monitor._raylet = None
+        of_server._raylet = private.monitor._raylet = None
         assert not both.describe_failure() and not of_server.describe_failure()
     assert "raylet died" in both.describe_failure() and "raylet died" in both.describe_failure()
-    assert "gcs_server died" in private.describe_failure() and private.is_server_down
+    assert "gcs_server died" in private.monitor.describe_failure()
+    assert private.monitor.refused_since is not None
     assert not of_server.describe_failure() and not of_server.describe_failure()  # may start again
     monkeypatch.setattr(of_server, "_patience", 0.0)
     assert "gcs_server died" in of_server.describe_failure()
@@ -66,7 +67,8 @@ def test_a_process_that_listens_no_more_is_told_of(monkeypatch: pytest.MonkeyPat
 
 def test_no_gpus_are_looked_for_while_rays_server_is_down() -> None:
     """The call would wait for the server, and Ray would end this process meanwhile."""
-    session: Any = SimpleNamespace(is_server_down=True, get_free_resources=None)
+    monitor = SimpleNamespace(refused_since=1.0)
+    session: Any = SimpleNamespace(monitor=monitor, get_free_resources=None)
     pool = WorkerPool(session, {}, (), from_checkpoint, 0, 1, 1, adds_joined_gpus=True)
     assert not pool.add_joined_gpus()
 

@@ -77,10 +77,11 @@ def test_lone_surrogates_and_numbers_without_json_survive() -> None:
     async def fn(root: SearchNode) -> None:
         root.extend("\ud800").value = math.nan
         root.extend("b").value = -math.inf
+        root.extend("c").value = 10**400
 
     tree = run(start(hashed("abc"))[0], fn).tree
     assert SearchTree.from_jsonl(tree.to_jsonl()) == tree
-    assert [node.score for node in tree.nodes] == [None] * 3
+    assert [node.score for node in tree.nodes] == [None] * 4
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,18 @@ CACHE_MODES: Final[tuple[CacheMode, ...]] = get_args(CacheMode)
 """In order of how much they compute again."""
 
 
-def check_number(name: str, value: object) -> None:
-    """Raise InputError unless the value is a finite number."""
+def check_number(name: str, value: object, *, above: float | None = None) -> None:
+    """Raise InputError unless the value is a finite number, and more than its bound.
+
+    Args:
+        name: Name of the value in messages.
+        value: The value.
+        above: The bound; None is no bound.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
         raise InputError(f"{arg(name)} must be a finite number, got {value!r:.200}")
+    if above is not None and value <= above:
+        raise InputError(f"{arg(name)} must be more than {above:g}, got {value!r:.200}")
 
 
 def check_int(
@@ -57,6 +65,13 @@ def check_int(
         raise InputError(f"{arg(name)} must be at least {minimum}, got {value}")
     if maximum is not None and value > maximum:
         raise InputError(f"{arg(name)} must be at most {maximum:,}, got {value}")
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raise InputError unless each count is None or an integer of at least 1."""
+    for name, count in counts.items():
+        if count is not None:
+            check_int(name, count, minimum=1)
 
 
 def as_int(name: str, value: object) -> int:

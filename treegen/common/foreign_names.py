@@ -11,57 +11,43 @@ from typing import Any, Final
 
 from treegen.errors import arg
 
-FOREIGN: Final = {
-    "pretrained": "model",
-    "gpu_memory_utilization": "memory",
-    "kv_cache_memory_bytes": "memory",
-    "mem_fraction_static": "memory",
-    "max_num_seqs": "max_rows",
-    "batch_size": "max_rows",
-    "max_connections": "max_rows",
-    "max_num_batched_tokens": "prefill_chunk",
-    "block_size": "page_size",
-    "enforce_eager": "eager",
-    "attention_backend": "impl",
-    "speculative_config": "speculate",
-    "num_speculative_tokens": "draft_tokens",
-    "spec_tokens": "draft_tokens",
-    "spec_method": "speculate",
-    "spec_model": "draft_model",
-    "max_new_tokens": "max_tokens",
-    "max_gen_toks": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "until": "stop",
-    "num_return_sequences": "n",
-    "best_of": "n",
-    "thinking_token_budget": "max_thinking_tokens",
-    "top_logprobs": "logprobs",
-    "n": "num_samples",
-    "epochs": "num_samples",
-    "repeats": "num_samples",
-    "num_fewshot_examples": "num_fewshot",
-    "few_shot": "num_fewshot",
-    "shots": "num_fewshot",
-    "n_shot": "num_fewshot",
-    "nshot": "num_fewshot",
-    "num_gpus": "gpus",
-    "dp": "gpus",
-    "model_path": "model",
-    "model_name": "model",
-    "stop_strings": "stop",
-    "eos_token_id": "stop_token_ids",
-    "bad_words_ids": "bad_words",
-    "guided_decoding": "structured_outputs",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "guided_grammar": "grammar",
-    "guided_choice": "choice",
-    "enable_lora": "adapter",
-    "lora_modules": "adapter",
-    "lora_path": "adapter",
-    "peft": "adapter",
-}
+
+def _expand(names_by_value: Mapping[str, str]) -> dict[str, str]:
+    """Return the value of each name. The given mapping has the names of each value as one text."""
+    return {name: value for value, names in names_by_value.items() for name in names.split()}
+
+
+FOREIGN: Final = _expand(
+    {
+        "model": "pretrained model_path model_name",
+        "memory": "gpu_memory_utilization kv_cache_memory_bytes mem_fraction_static",
+        "max_rows": "max_num_seqs batch_size max_connections",
+        "prefill_chunk": "max_num_batched_tokens",
+        "page_size": "block_size",
+        "eager": "enforce_eager",
+        "impl": "attention_backend",
+        "speculate": "speculative_config spec_method",
+        "draft_tokens": "num_speculative_tokens spec_tokens",
+        "draft_model": "spec_model",
+        "max_tokens": "max_new_tokens max_gen_toks max_completion_tokens",
+        "min_tokens": "min_new_tokens",
+        "stop": "until stop_strings",
+        "n": "num_return_sequences best_of",
+        "max_thinking_tokens": "thinking_token_budget",
+        "logprobs": "top_logprobs",
+        "num_samples": "n epochs repeats",
+        "num_fewshot": "num_fewshot_examples few_shot shots n_shot nshot",
+        "gpus": "num_gpus dp",
+        "stop_token_ids": "eos_token_id",
+        "bad_words": "bad_words_ids",
+        "structured_outputs": "guided_decoding",
+        "json_schema": "guided_json",
+        "regex": "guided_regex",
+        "grammar": "guided_grammar",
+        "choice": "guided_choice",
+        "adapter": "enable_lora lora_modules lora_path peft",
+    }
+)
 """Names of parameters in other tools, such as vLLM, and their names here."""
 _A_SIZE: Final = " The value is a size, such as 60GiB, not a fraction"
 OTHER_VALUES: Final = {"gpu_memory_utilization": _A_SIZE, "mem_fraction_static": _A_SIZE}
@@ -77,19 +63,32 @@ _MANY_MODELS: Final = (
 _NO_UPLOAD: Final = (
     "uploads are not supported; use `treegen export` to write a run in other formats"
 )
+_BEAM_SEARCH: Final = "remove this argument; see treegen.search.beam for beam search"
+_ANY_LENGTH: Final = "remove this argument: memory grows with the number of tokens"
+_NO_SPECIAL_TOKENS: Final = "remove this argument: texts never contain special tokens"
 NO_COUNTERPART: Final = {
+    **_expand(
+        {
+            _LEAVE_OUT: (
+                "chat_template_content_format tokenizer_mode load_format config_format swap_space "
+                "cpu_offload_gb max_seq_len_to_capture max_lora_rank max_loras max_cpu_loras "
+                "mm_processor_kwargs disable_custom_all_reduce distributed_executor_backend "
+                "compilation_config skip_tokenizer_init disable_log_stats"
+            ),
+            _BEAM_SEARCH: "num_beams length_penalty early_stopping",
+            _ANY_LENGTH: "max_seq_len context_length",
+            _NO_SPECIAL_TOKENS: "skip_special_tokens spaces_between_special_tokens",
+            _MANY_MODELS: "data_parallel_size dp",
+            _NO_UPLOAD: "wandb_args wandb_config_args trackio_args hf_hub_log_args",
+        }
+    ),
     "do_sample": (
         "remove this argument: temperature=0.0 is greedy, and any other temperature samples"
     ),
-    "num_beams": "remove this argument; see treegen.search.beam for beam search",
-    "length_penalty": "remove this argument; see treegen.search.beam for beam search",
-    "early_stopping": "remove this argument; see treegen.search.beam for beam search",
     "max_model_len": (
         f"remove this argument: memory grows with the number of tokens, and {arg('max_rows')} "
         "limits the samples that are decoded at once"
     ),
-    "max_seq_len": "remove this argument: memory grows with the number of tokens",
-    "context_length": "remove this argument: memory grows with the number of tokens",
     "max_samples": (
         f"use {arg('limit')} for the number of problems (--max-samples in lighteval), or "
         f"{arg('max_rows')} for the number of samples that are decoded at once (--max-samples "
@@ -105,7 +104,6 @@ NO_COUNTERPART: Final = {
         f"remove this argument, or set the format of tool calls with {arg('tool_format')}"
     ),
     "reasoning_parser": "remove this argument: the reasoning tags come from the chat template",
-    "chat_template_content_format": _LEAVE_OUT,
     "disable_log_requests": "remove this argument: treegen does not log requests",
     "uvicorn_log_level": "remove this argument: the server prints only its address and errors",
     "max_logprobs": f"remove this argument: logprobs and {arg('prompt_logprobs')} have no limit",
@@ -116,8 +114,6 @@ NO_COUNTERPART: Final = {
         f"remove this argument: prompts are computed in chunks of {arg('prefill_chunk')}"
     ),
     "pipeline_parallel_size": "pipeline parallelism is not supported; remove this argument",
-    "data_parallel_size": _MANY_MODELS,
-    "dp": _MANY_MODELS,
     "enable_expert_parallel": (
         f"remove this argument: {arg('tensor_parallel_size')} divides the experts too"
     ),
@@ -126,28 +122,11 @@ NO_COUNTERPART: Final = {
         f"logits processors are not supported; use {arg('logit_bias')}, allowed_token_ids or "
         "bad_words"
     ),
-    "skip_special_tokens": "remove this argument: texts never contain special tokens",
-    "spaces_between_special_tokens": "remove this argument: texts never contain special tokens",
     "truncate_prompt_tokens": "cut the prompt's token ids before the call",
-    "tokenizer_mode": _LEAVE_OUT,
-    "load_format": _LEAVE_OUT,
-    "config_format": _LEAVE_OUT,
-    "swap_space": _LEAVE_OUT,
-    "cpu_offload_gb": _LEAVE_OUT,
-    "max_seq_len_to_capture": _LEAVE_OUT,
-    "max_lora_rank": _LEAVE_OUT,
-    "max_loras": _LEAVE_OUT,
-    "max_cpu_loras": _LEAVE_OUT,
     "hf_overrides": "change config.json in a copy of the checkpoint",
-    "mm_processor_kwargs": _LEAVE_OUT,
-    "disable_custom_all_reduce": _LEAVE_OUT,
-    "distributed_executor_backend": _LEAVE_OUT,
-    "compilation_config": _LEAVE_OUT,
-    "skip_tokenizer_init": _LEAVE_OUT,
     "runner": "remove this argument: treegen generates and scores text",
     "download_dir": "set the environment variable HF_HOME to the directory",
     "seed": "set the seed in the sampling parameters",
-    "disable_log_stats": _LEAVE_OUT,
     "use_cache": (
         "set the directory of the run with --output-path, and continue the run with --resume"
     ),
@@ -159,17 +138,8 @@ NO_COUNTERPART: Final = {
         "use --print-config to print all settings, or read them in the run.json of the run"
     ),
     "metadata": "pass the arguments of lm-eval tasks with -T NAME=VALUE",
-    "wandb_args": _NO_UPLOAD,
-    "wandb_config_args": _NO_UPLOAD,
-    "trackio_args": _NO_UPLOAD,
-    "hf_hub_log_args": _NO_UPLOAD,
 }
 """Names in other tools that have no counterpart here, with advice."""
-
-
-def _advise(names_by_advice: Mapping[str, str]) -> dict[str, str]:
-    """Return the advice for each name; the values are names, separated by spaces."""
-    return {name: advice for advice, names in names_by_advice.items() for name in names.split()}
 
 
 # Names that only some calls get, because other tools and commands use the same words.
@@ -178,7 +148,7 @@ SAMPLING_ADVICE: Final = {
     "best_of": (
         "set n to the number of samples to draw, and sort the completions by cumulative_logprob"
     ),
-    "use_beam_search": "remove this argument; see treegen.search.beam for beam search",
+    "use_beam_search": _BEAM_SEARCH,
     "detokenize": "remove this argument: completions have text and tokens",
     "output_kind": (
         "remove this argument: LLM.generate returns finished samples, LLM.stream yields samples "
@@ -217,7 +187,7 @@ SAMPLING_ADVICE: Final = {
 """Names that other tools' sampling parameters have, with advice; see also FOREIGN."""
 REQUEST_ADVICE: Final = {
     **SAMPLING_ADVICE,
-    **_advise(
+    **_expand(
         {
             "treegen serve --chat-template sets the template of all chats": "chat_template",
             "remove it: the assistant continues a last message of its own, and "
@@ -249,7 +219,7 @@ REQUEST_ADVICE: Final = {
     ),
 }
 """Fields of requests to vLLM's and OpenAI's servers, with advice; see also FOREIGN."""
-ENGINE_ADVICE: Final = _advise(
+ENGINE_ADVICE: Final = _expand(
     {
         "remove this argument: treegen generates and scores text": "task runner convert",
         "remove this argument: treegen runs the classes of transformers": (
@@ -363,135 +333,96 @@ ENGINE_ADVICE: Final = _advise(
 
 _PLAIN: Final = (bool, int, float, str, list, tuple, dict)  # types that `==` compares to a bool
 _EITHER: Final = (True, False)  # the value changes no result
+_OFF: Final = (False,)
+_EMPTY: Final[tuple[Any, ...]] = ({},)
+_ONLY_NONE: Final = ()
+
+
+def _assign(names: str, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    """Return the same values for each of some names, which are separated by spaces."""
+    return dict.fromkeys(names.split(), values)
+
+
 NEUTRAL_SAMPLING: Final[Mapping[str, Sequence[Any]]] = {
-    "use_beam_search": (False,),
     "length_penalty": (1.0,),  # only beam search reads it
-    "early_stopping": (False,),
-    "logits_processors": ([], ()),
-    "detokenize": (True,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": _EITHER,  # texts contain no special tokens
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "guided_decoding": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_grammar": (),
-    "guided_choice": (),
     "thinking_token_budget": (-1,),
-    "extra_args": ({},),
-    "vllm_xargs": ({},),
-    "flat_logprobs": (False,),
-    "logprob_token_ids": ([], ()),
-    "prompt_logprob_token_ids": ([], ()),
-    "prompt_logprob_start": (0,),
-    "trace_decode_token_ids": (),
-    "repetition_detection": (),
-    "skip_clone": _EITHER,
-    "skip_reading_prefix_cache": (False,),
-    "stream_interval": (),
-    "routed_experts_prompt_start": (0,),
+    # Texts contain no special tokens.
+    **_assign("spaces_between_special_tokens skip_clone", _EITHER),
+    **_assign("use_beam_search early_stopping flat_logprobs skip_reading_prefix_cache", _OFF),
+    **_assign("detokenize skip_special_tokens", (True,)),
+    **_assign("logits_processors logprob_token_ids prompt_logprob_token_ids", ([], ())),
+    **_assign("extra_args vllm_xargs", _EMPTY),
+    **_assign("prompt_logprob_start routed_experts_prompt_start", (0,)),
+    **_assign(
+        "truncate_prompt_tokens truncation_side guided_decoding guided_json guided_regex "
+        "guided_grammar guided_choice trace_decode_token_ids repetition_detection stream_interval",
+        _ONLY_NONE,
+    ),
 }
 """For SamplingParams."""
 NEUTRAL_CALL: Final[Mapping[str, Sequence[Any]]] = {
-    "lora_request": (),
-    "prompt_adapter_request": (),
     "priority": (0,),
-    "tokenization_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "chat_template": (),
     "chat_template_content_format": ("auto",),
-    "guided_options_request": (),
-    "trace_headers": (),
-    "data_parallel_rank": (),
-    "prompt_text": (),
-    "reasoning_ended": (),
-    "reasoning_parser_kwargs": ({},),
+    **_assign("tokenization_kwargs mm_processor_kwargs reasoning_parser_kwargs", _EMPTY),
+    **_assign(
+        "lora_request prompt_adapter_request chat_template guided_options_request trace_headers "
+        "data_parallel_rank prompt_text reasoning_ended",
+        _ONLY_NONE,
+    ),
 }
 """For calls that take prompts or messages."""
 NEUTRAL_REQUEST: Final[Mapping[str, Sequence[Any]]] = {
     **NEUTRAL_SAMPLING,
     **NEUTRAL_CALL,
-    "echo": (False,),
     "documents": ([],),
-    "media_io_kwargs": ({},),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_offsets": (False,),
-    "return_prompt_text": (False,),
-    "return_assistant_tokens_mask": (False,),
-    "kv_transfer_params": ({},),
-    "ec_transfer_params": ({},),
+    **_assign("media_io_kwargs kv_transfer_params ec_transfer_params", _EMPTY),
+    **_assign(
+        "echo return_tokens_as_token_ids return_token_offsets return_prompt_text "
+        "return_assistant_tokens_mask",
+        _OFF,
+    ),
 }
 """For requests to the server."""
 NEUTRAL_ENGINE: Final[Mapping[str, Sequence[Any]]] = {
-    "task": ("auto", "generate"),
-    "runner": ("auto", "generate"),
     "convert": ("auto", "none"),
     "model_impl": ("auto", "transformers"),
-    "tokenizer_mode": ("auto", "hf"),
     "load_format": ("auto", "safetensors"),
-    "config_format": ("auto", "hf"),
-    "skip_tokenizer_init": (False,),
-    "seed": (0,),  # without a seed, samples are those of seed 0
-    "max_model_len": (),
-    "max_num_seqs": (),
-    "max_num_batched_tokens": (),
-    "block_size": (),
-    "kv_cache_memory_bytes": (),
-    "num_gpu_blocks_override": (),
-    "enable_prefix_caching": (),
-    "enable_chunked_prefill": (True,),
-    "enforce_eager": (False,),
-    "pipeline_parallel_size": (1,),
-    "data_parallel_size": (1,),
-    "prefill_context_parallel_size": (1,),
-    "decode_context_parallel_size": (1,),
-    "distributed_executor_backend": (),
-    "disable_custom_all_reduce": (False,),
-    "enable_expert_parallel": (False,),
-    "enable_eplb": (False,),
-    "swap_space": (0,),
-    "cpu_offload_gb": (0,),
-    "offload_group_size": (0,),
-    "offload_params": (),
-    "enable_lora": (False,),
-    "max_loras": (),
-    "max_lora_rank": (),
-    "max_cpu_loras": (),
     "logits_processors": ([], ()),
-    "limit_mm_per_prompt": ({},),
-    "mm_processor_kwargs": ({},),
-    "allowed_local_media_path": ("",),
     "allowed_media_domains": ([],),
-    "hf_overrides": ({},),
-    "hf_token": (),
-    "tokenizer_revision": (),
-    "code_revision": (),
-    "download_dir": (),
-    "rope_scaling": ({},),
-    "quantization_config": (),
-    "speculative_config": (),
-    "spec_method": (),
-    "spec_model": (),
-    "spec_tokens": (),
-    "attention_backend": (),
-    "attention_config": (),
-    "compilation_config": ({},),
-    "structured_outputs_config": (),
-    "profiler_config": (),
-    "pooler_config": (),
     "generation_config": ("vllm",),  # LLM.generate ignores generation_config.json
-    "override_generation_config": ({},),
     "scheduling_policy": ("fcfs",),
-    "enable_sleep_mode": (False,),
-    "enable_prompt_embeds": (False,),
-    "enable_return_routed_experts": (False,),
-    "disable_log_stats": (True,),
-    "enable_log_requests": (False,),
-    "disable_sliding_window": (False,),
-    "disable_cascade_attn": (False,),
-    "served_model_name": (),
-    "reasoning_parser": ("",),
+    "seed": (0,),  # without a seed, samples are those of seed 0
+    **_assign("task runner", ("auto", "generate")),
+    **_assign("tokenizer_mode config_format", ("auto", "hf")),
+    **_assign("allowed_local_media_path reasoning_parser", ("",)),
+    **_assign("enable_chunked_prefill disable_log_stats", (True,)),
+    **_assign("swap_space cpu_offload_gb offload_group_size", (0,)),
+    **_assign(
+        "pipeline_parallel_size data_parallel_size prefill_context_parallel_size "
+        "decode_context_parallel_size",
+        (1,),
+    ),
+    **_assign(
+        "limit_mm_per_prompt mm_processor_kwargs hf_overrides rope_scaling compilation_config "
+        "override_generation_config",
+        _EMPTY,
+    ),
+    **_assign(
+        "skip_tokenizer_init enforce_eager disable_custom_all_reduce enable_expert_parallel "
+        "enable_eplb enable_lora enable_sleep_mode enable_prompt_embeds "
+        "enable_return_routed_experts enable_log_requests disable_sliding_window "
+        "disable_cascade_attn",
+        _OFF,
+    ),
+    **_assign(
+        "max_model_len max_num_seqs max_num_batched_tokens block_size kv_cache_memory_bytes "
+        "num_gpu_blocks_override enable_prefix_caching distributed_executor_backend "
+        "offload_params max_loras max_lora_rank max_cpu_loras hf_token tokenizer_revision "
+        "code_revision download_dir quantization_config speculative_config spec_method "
+        "spec_model spec_tokens attention_backend attention_config structured_outputs_config "
+        "profiler_config pooler_config served_model_name",
+        _ONLY_NONE,
+    ),
 }
 """For an LLM."""
 _REQUESTED_TURN: Final = ("add_generation_prompt", "continue_final_message")

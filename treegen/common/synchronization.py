@@ -57,6 +57,7 @@ def set_result_of(future: Future[_Result], function: Callable[[], _Result]) -> N
 def run_in_daemon(name: str, function: Callable[[], _Result]) -> Future[_Result]:
     """Run a function in a daemon thread of this name, which the caller may abandon."""
     future: Future[_Result] = Future()
+    future.set_running_or_notify_cancel()  # so that a caller that leaves cannot cancel it
     work = partial(set_result_of, future, function)
     threading.Thread(target=work, name=name, daemon=True).start()
     return future

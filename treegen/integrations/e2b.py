@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from treegen.errors import InputError, StoppedError, WorldError
+from treegen.errors import InputError, StoppedError
 from treegen.integrations.e2b_server import MAX_PAGES, Answer, E2BServer, MissingError, check_format
 from treegen.search.environments.file_tools import (
     BASH_TOOL,
@@ -216,13 +216,10 @@ class E2BEnvironment:
     async def _create(self, body: dict[str, Any]) -> E2BWorld:
         if self._is_closed:
             raise StoppedError("the environment is closed; create a new environment")
-        created = await self._server.call("POST", "/sandboxes", body)
+        sandbox = await self._server.call("POST", "/sandboxes", body)
         with check_format():
-            return self.adopt(created)
-
-    def adopt(self, sandbox: dict[str, Any]) -> E2BWorld:
-        """Return the world of a sandbox that the server has created for this object."""
-        return self.worlds.setdefault(sandbox["sandboxID"], E2BWorld(self, self._server, sandbox))
+            world = self.worlds[sandbox["sandboxID"]] = E2BWorld(self, self._server, sandbox)
+        return world
 
 
 class E2BWorld(FileWorld):
@@ -264,8 +261,9 @@ class E2BWorld(FileWorld):
             "args": ["-l", "-c", command],
             "cwd": self._environment.directory,
         }
-        ended = await self._server.run_process(self._url, process, self._headers, seconds)
-        return self.show(ended.stdout, ended.stderr, ended.status, ended.failure)
+        return self.show(
+            *await self._server.run_process(self._url, process, self._headers, seconds)
+        )
 
     async def read_file(self, path: str) -> bytes:
         """Return the content of a file; the end of one of more than 32 MiB is left out.
@@ -321,36 +319,6 @@ class E2BWorld(FileWorld):
             snapshot = self._environment.make_id(str(answer["snapshotID"]))
         self._environment.snapshots.add(snapshot)
         return snapshot
-
-    async def fork(self, count: int) -> list[E2BWorld]:
-        """Return new worlds in the state of this one, which goes on.
-
-        Args:
-            count: Number of worlds, at most 100.
-
-        Raises:
-            WorldError: A world cannot be created. The others are closed.
-        """
-        body = {"count": count, "timeout": self._environment.timeout}
-        results = await self._server.call("POST", f"{self._path}/fork", body)
-        with check_format():
-            worlds = [self._environment.adopt(r["sandbox"]) for r in results if r.get("sandbox")]
-            errors = [str(r["error"]["message"]) for r in results if r.get("error")]
-        if errors:
-            for world in worlds:
-                await world.close()
-            raise WorldError(f"the sandbox could not be forked: {errors[0]:.200}; try again")
-        return worlds
-
-    async def pause(self) -> None:
-        """Store the sandbox with its memory, and stop paying for it until `resume`."""
-        await self._server.call("POST", f"{self._path}/pause", {})
-
-    async def resume(self) -> None:
-        """Let a paused sandbox go on."""
-        body = {"timeout": self._environment.timeout}
-        await self._server.call("POST", f"{self._path}/connect", body)
-        self._extended = time.monotonic()
 
     async def close(self) -> None:
         """End the sandbox. Snapshots stay. If the server fails, warn; a second call tries again."""

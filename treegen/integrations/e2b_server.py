@@ -41,18 +41,6 @@ _DEADLINE: Final = "deadline_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
-class EndedProcess:
-    """What a process in a sandbox printed, and how it ended."""
-
-    stdout: str
-    stderr: str
-    status: int
-    """Its exit status; -1 if a signal ended it."""
-    failure: str
-    """The limit that it reached; "" if none."""
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """What a server answers to a request."""
 
@@ -284,7 +272,7 @@ class E2BServer:
 
     async def run_process(
         self, url: str, process: Mapping[str, Any], headers: Mapping[str, str], seconds: float
-    ) -> EndedProcess:
+    ) -> tuple[str, str, int, str]:
         """Run a process in a sandbox.
 
         Args:
@@ -292,6 +280,10 @@ class E2BServer:
             process: Command, arguments and working directory.
             headers: Headers of the sandbox.
             seconds: Seconds after which the sandbox ends the process.
+
+        Returns:
+            What it printed, and printed to stderr; its exit status, -1 if a signal ended it; and
+            the limit that it reached, "" if none.
 
         Raises:
             WorldError: The sandbox fails.
@@ -327,7 +319,7 @@ class E2BServer:
             if is_killed and not failure and time.monotonic() - started >= seconds:
                 failure = f"more than {seconds:g} s"
         stdout, stderr = (bytes(data).decode("utf-8", "replace") for data in output.values())
-        return EndedProcess(stdout, stderr, status, failure)
+        return stdout, stderr, status, failure
 
     async def _start_process(
         self, url: str, process: Mapping[str, Any], headers: Mapping[str, str], seconds: float

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
-from treegen.common.checks import check_int
+from treegen.common.checks import check_counts
 from treegen.common.lifetimes import Closeable
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, arg
@@ -84,9 +84,7 @@ class ToolRollouts(Rollouts, Closeable):
             InputError: An option is unknown, or `environment` is no environment or has no tools.
         """
         super().__init__(**options)
-        check_int("max_turns", max_turns, minimum=1)
-        if max_actions is not None:
-            check_int("max_actions", max_actions, minimum=1)
+        check_counts(max_turns=max_turns, max_actions=max_actions)
         check_environment(environment)
         if not environment.tools:
             raise InputError("the environment has no tools; use treegen.integrations.trl.rollout")

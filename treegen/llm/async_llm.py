@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treegen.common.checks import CacheMode, check_int
+from treegen.common.checks import CacheMode, check_counts, check_int
 from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_params
@@ -20,15 +20,13 @@ from treegen.model.training.weight_updates import NewWeights
 from treegen.prompts.plan.plan import Request
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.token_text import TokenText
-from treegen.prompts.tree import Message, Parts, chat_arguments
+from treegen.prompts.tree import chat_arguments
 from treegen.search.live.run import StreamedTexts
 
 if TYPE_CHECKING:
-    from treegen.prompts.images.table import PlacedImage
     from treegen.prompts.radix import Tokens
     from treegen.search.backend import Context
     from treegen.search.live.backend import LiveBackend
-    from treegen.search.live.pending import AppendedText, LiveContext
 
 T = TypeVar("T")
 
@@ -39,6 +37,12 @@ class AsyncLLM(Closeable):
     The samples of a call are those that `LLM.generate` would draw if the calls came one by one.
     The LLM cannot be used directly until `close`. To abort a call, cancel the task that awaits it,
     or close the iterator of `stream`.
+
+    Attributes:
+        llm: The LLM.
+        encoder: Encodes prompts, and text that follows nodes.
+        text: Decodes tokens.
+        replies: Splits replies into reasoning, text and tool calls.
     """
 
     def __init__(
@@ -74,16 +78,15 @@ class AsyncLLM(Closeable):
                 "prompts of a run at once; start one process with an LLM for each GPU, or use "
                 f"run, generate or search of the {type(llm).__name__}"
             )
-        if max_waiting is not None:
-            check_int("max_waiting", max_waiting, minimum=1)
-        if max_image_pixels is not None:
-            check_int("max_image_pixels", max_image_pixels, minimum=1)
+        check_counts(max_waiting=max_waiting, max_image_pixels=max_image_pixels)
         self.llm = llm
         self.text = TokenText(llm.tokenizer)
         self.replies = ReplyReader(llm.tokenizer, tool_format)
         self.max_waiting, self.has_nodes = max_waiting, nodes
         self._engine_loop = EngineLoop(llm, nodes=nodes)
-        self._encoder = PromptEncoder(llm, self._engine_loop.start_call, max_image_pixels)
+        self.encoder = PromptEncoder(
+            llm, self._engine_loop.start_call, self._check_open, max_image_pixels
+        )
 
     @reject_unknown_arguments
     async def generate(
@@ -237,7 +240,7 @@ class AsyncLLM(Closeable):
         self._check_open()
         self._check_num(len(contents), "prompts")
         template = chat_arguments(tools, chat_template_kwargs)
-        return await self._encoder.encode(contents, template)
+        return await self.encoder.encode(contents, template)
 
     async def call_nodes(
         self,
@@ -262,15 +265,15 @@ class AsyncLLM(Closeable):
         """
         if not self.has_nodes:
             raise InputError("this AsyncLLM was created without nodes; pass nodes=True to AsyncLLM")
-        call = NodeCall(begin, asyncio.get_running_loop().create_future(), rows, discard)
+        call = NodeCall(begin, rows, discard)
         with self._engine_loop.lock:
             self._check_open()
             self._check_num(rows, "samples")
             self._check_waiting(rows)
             self._engine_loop.start_node_call(call)
         try:
-            result: T = await call.future
-        except asyncio.CancelledError:
+            result: T = await asyncio.wrap_future(call.future)
+        except (asyncio.CancelledError, GeneratorExit):  # its event loop may be closed
             self._engine_loop.cancel_node_call(call)
             raise
         return result
@@ -283,78 +286,6 @@ class AsyncLLM(Closeable):
             contexts: The contexts.
         """
         self._engine_loop.release(backend, contexts)
-
-    async def render_turns(
-        self,
-        turns: Sequence[Message],
-        *,
-        before: Sequence[Message] = (),
-        template: Mapping[str, Any] | None = None,
-    ) -> tuple[str, list[PlacedImage]]:
-        """Return the text and the images of messages after a reply; see `prompts.chat_images`.
-
-        Args:
-            turns: The messages.
-            before: The messages before the reply. Default: a user's message.
-            template: Arguments of the chat template. Default: none.
-
-        Raises:
-            InputError: the messages cannot be used.
-        """
-        self._check_open()
-        return await self._encoder.render_turns(turns, before=before, template=template)
-
-    async def open_images(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """Read the images of content parts in a thread, before the parts are used.
-
-        Args:
-            parts: Texts and images.
-
-        Raises:
-            TreegenError: an image cannot be used, or the images have too many pixels.
-        """
-        self._check_open()
-        await self._encoder.open_images([[{"role": "user", "content": parts}]])
-
-    async def encode_extension(
-        self, context: LiveContext, content: str | Parts, images: Sequence[PlacedImage] = ()
-    ) -> AppendedText:
-        """Return text for `LiveBackend.extend`, encoded in a thread.
-
-        Args:
-            context: The context of the node; a coroutine of `call_nodes` has read its `ids`.
-            content: Text, or texts and images.
-            images: The images whose placeholders are in the text. Default: none.
-
-        Raises:
-            TreegenError: the content cannot be encoded.
-        """
-        if not isinstance(content, str):
-            await self.open_images(content)
-        self._check_open()
-        return await self._encoder.encode_extension(context, content, images)
-
-    async def encode_scored(self, context: LiveContext, texts: Sequence[str]) -> list[Tokens]:
-        """Return the token ids of texts for `LiveBackend.score`, encoded in a thread.
-
-        Args:
-            context: The context of the node; a coroutine of `call_nodes` has read its `ids`.
-            texts: The texts.
-
-        Raises:
-            TreegenError: a text cannot be scored.
-        """
-        self._check_open()
-        return await self._encoder.encode_scored(context, texts)
-
-    async def prepare(self, params: SamplingParams) -> None:
-        """Compile the stop strings and the grammar of sampling parameters, in a thread.
-
-        Raises:
-            InputError: the params name tokens that the model does not have, or no valid grammar.
-        """
-        self._check_open()
-        await self._encoder.prepare(params)
 
     async def update(
         self, weights: NewWeights, *, cache: CacheMode = "all", check_finite: bool = True
@@ -425,7 +356,7 @@ class AsyncLLM(Closeable):
             self._check_num(num_results, "samples")
             self._check_waiting(num_rows)
             self._engine_loop.expect(call)
-            self._encoder.submit(call, contents, template)
+            self.encoder.submit(call, contents, template)
         return call
 
     async def _results(self, call: AsyncCall) -> AsyncGenerator[tuple[int, Any], None]:
@@ -485,5 +416,5 @@ class AsyncLLM(Closeable):
                 StoppedError.
         """
         self._engine_loop.end()
-        self._encoder.close()
+        self.encoder.close()
         self._engine_loop.join(drain=drain)

@@ -191,12 +191,20 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
         """
         checked = check_node_params(params)
         requests = self._sample_requests(tree, checked)
-        node_params = repeat_params(checked, len(requests))
+        return self._start_numbered(requests, repeat_params(checked, len(requests)), skip)
+
+    def _start_numbered(
+        self,
+        requests: Sequence[Request],
+        params: Sequence[SamplingParams],
+        skip: Collection[tuple[str, int]] = (),
+    ) -> Stream:
+        """Start a run whose samples are numbered after those that this LLM has drawn."""
         samples, skips = find_missing_samples(requests, skip)
         self._check_ready()
         counter = DrawCounter(None if skips else self._draw_counter)
-        requests = counter.continue_numbering_flat(requests, [one.seed for one in node_params])
-        stream = self._start(self._plan(requests), node_params, samples)
+        requests = counter.continue_numbering_flat(requests, [one.seed for one in params])
+        stream = self._start(self._plan(requests), params, samples)
         # Only now, because a call that fails to start draws nothing.
         self._draw_counter.update(counter)
         return stream
@@ -324,14 +332,7 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
         requests = build_flat_requests(
             contents, prompt_params, self.tokenizer, self.spec, template, self.images
         )
-        self._check_ready()
-        counter = DrawCounter(self._draw_counter)
-        requests = counter.continue_numbering_flat(requests, [one.seed for one in prompt_params])
-        samples = [range(request.samples) for request in requests]
-        stream = self._start(self._plan(requests), prompt_params, samples)
-        # Only now, because a call that fails to start draws nothing.
-        self._draw_counter.update(counter)
-        result = run_to_end(stream, progress)
+        result = run_to_end(self._start_numbered(requests, prompt_params), progress)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -72,12 +72,12 @@ class NodeCall:
 
     begin: Callable[[LiveBackend], Coroutine[Any, Any, Any]]
     """Makes the coroutine, which awaits samples and scores of the backend."""
-    future: asyncio.Future[Any]
-    """The caller waits for it; gets the result."""
     rows: int
     """Rows that count towards the limit of waiting samples; 0 once no caller waits."""
     discard: Callable[[Any], object]
     """Frees a result that no caller gets; called in the engine thread."""
+    future: Future[Any] = field(default_factory=Future)
+    """Gets the result, unless the caller has cancelled it."""
     started: Started[Any] | None = None
     """Its state in the engine thread, once it has started."""
     is_over: bool = False
@@ -97,6 +97,7 @@ class PromptEncoder:
         self,
         llm: LLM,
         on_encoded: Callable[[AsyncCall, Exception | None], None],
+        check_open: Callable[[], None],
         max_image_pixels: int | None = None,
     ) -> None:
         """Start threads that wait for prompts, grammars and images.
@@ -105,10 +106,11 @@ class PromptEncoder:
             llm: The LLM whose tokenizer encodes the prompts.
             on_encoded: Called in a thread with each call once its requests are set, and with the
                 error if encoding failed.
+            check_open: Raises an error once the AsyncLLM is closed or has failed.
             max_image_pixels: Maximum number of pixels of all images of one call. Default: only the
                 limit of each image.
         """
-        self._llm, self._on_encoded = llm, on_encoded
+        self._llm, self._on_encoded, self._check_open = llm, on_encoded, check_open
         # Encoding changes settings of the tokenizer, so two threads cannot share it.
         self._tokenizer = copy.deepcopy(llm.tokenizer)
         self._appended = AppendedTextEncoder(self._tokenizer, llm.spec, llm.images)
@@ -137,50 +139,105 @@ class PromptEncoder:
         self._start_next(call, stages)
 
     async def encode(self, contents: list[Any], template: dict[str, Any]) -> list[Request]:
-        """Return the requests of prompts; for callers in an event loop."""
-        await self.open_images(contents)
-        return await _run_in(self._thread, self._requests, contents, SamplingParams(), template)
+        """Return the requests of prompts."""
+        await self._open_images_of(contents)
+        return await self._run_in(
+            self._thread, self._requests, contents, SamplingParams(), template
+        )
 
     async def prepare(self, params: SamplingParams) -> None:
-        """Compile the stop conditions of sampling parameters; for callers in an event loop."""
+        """Compile the stop strings and the grammar of sampling parameters.
+
+        Raises:
+            InputError: the params name tokens that the model does not have, or no valid grammar.
+        """
         thread = self._grammars if _compiles_long(params) else self._thread
-        await _run_in(thread, self._llm.make_stop_conditions, params)
+        await self._run_in(thread, self._llm.make_stop_conditions, params)
 
     async def render_turns(
         self, turns: Sequence[Message], **how: Any
     ) -> tuple[str, list[PlacedImage]]:
-        """Return what `prompts.chat_images.render_turns` returns; for callers in an event loop."""
-        await self.open_images([turns])
-        render = partial(render_turns, turns, self._tokenizer, self._llm.images, **how)
-        return await _run_in(self._thread, render)
-
-    async def encode_extension(
-        self, context: LiveContext, content: str | Parts, images: Sequence[PlacedImage]
-    ) -> AppendedText:
-        """Return text that is appended to a context, encoded; for callers in an event loop.
+        """Return the text and the images of messages after a reply.
 
         Args:
-            context: The context.
-            content: Text, or parts whose images are open.
-            images: The images whose placeholders are in the text.
+            turns: The messages.
+            **how: Further arguments of `prompts.chat_images.render_turns`.
+
+        Raises:
+            InputError: the messages cannot be used.
         """
+        await self._open_images_of([turns])
+        render = partial(render_turns, turns, self._tokenizer, self._llm.images, **how)
+        return await self._run_in(self._thread, render)
+
+    async def encode_extension(
+        self, context: LiveContext, content: str | Parts, images: Sequence[PlacedImage] = ()
+    ) -> AppendedText:
+        """Return text for `LiveBackend.extend`.
+
+        Args:
+            context: The context of the node; a coroutine of `call_nodes` has read its `ids`.
+            content: Text, or texts and images.
+            images: The images whose placeholders are in the text. Default: none.
+
+        Raises:
+            TreegenError: the content cannot be encoded.
+        """
+        if not isinstance(content, str):
+            await self._open_images_of([[{"role": "user", "content": content}]])
         encode = self._appended.encode_extension
-        return await _run_in(self._thread, encode, context, content, images)
+        return await self._run_in(self._thread, encode, context, content, images)
 
     async def encode_scored(self, context: LiveContext, texts: Sequence[str]) -> list[Tokens]:
-        """Return the token ids of texts that follow a context; for callers in an event loop."""
-        return await _run_in(self._thread, self._appended.encode_scored, context, texts)
+        """Return the token ids of texts for `LiveBackend.score`.
 
-    async def open_images(self, contents: list[Any]) -> None:
-        """Decode the images of prompts; for callers in an event loop."""
-        if has_images(contents):
-            await _run_in(self._images, self._open_images, contents)
+        Args:
+            context: The context of the node; a coroutine of `call_nodes` has read its `ids`.
+            texts: The texts.
+
+        Raises:
+            TreegenError: a text cannot be scored.
+        """
+        return await self._run_in(self._thread, self._appended.encode_scored, context, texts)
 
     def close(self) -> None:
         """Encode all submitted prompts, then end the threads."""
         self._grammars.shutdown(wait=True)
         self._images.shutdown(wait=True)
         self._thread.shutdown(wait=True)
+
+    async def _open_images_of(self, contents: list[Any]) -> None:
+        if has_images(contents):
+            await self._run_in(self._images, self._open_images, contents)
+
+    async def _run_in(
+        self, thread: ThreadPoolExecutor, function: Callable[..., _Result], *args: Any
+    ) -> _Result:
+        """Return the result of a function that runs in a thread.
+
+        Args:
+            thread: The thread.
+            function: The function.
+            *args: Its arguments.
+
+        Raises:
+            StoppedError: the AsyncLLM is closed.
+        """
+
+        def run() -> _Result:
+            try:
+                return function(*args)
+            except Exception:
+                raise
+            except BaseException as error:
+                raise _convert_panic(error) from error
+
+        self._check_open()
+        try:
+            result = asyncio.get_running_loop().run_in_executor(thread, run)
+        except RuntimeError:  # the thread was ended meanwhile
+            raise StoppedError("this AsyncLLM was closed during the call") from None
+        return await result
 
     def _requests(
         self, contents: list[Any], params: SamplingParams, template: dict[str, Any]
@@ -230,35 +287,6 @@ class PromptEncoder:
 
 def _compiles_long(params: SamplingParams) -> bool:
     return params.structure is not None or bool(params.banned_words)
-
-
-async def _run_in(
-    thread: ThreadPoolExecutor, function: Callable[..., _Result], *args: Any
-) -> _Result:
-    """Return the result of a function that runs in a thread; for callers in an event loop.
-
-    Args:
-        thread: The thread.
-        function: The function.
-        *args: Its arguments.
-
-    Raises:
-        StoppedError: the thread was ended meanwhile.
-    """
-
-    def run() -> _Result:
-        try:
-            return function(*args)
-        except Exception:
-            raise
-        except BaseException as error:
-            raise _convert_panic(error) from error
-
-    try:
-        result = asyncio.get_running_loop().run_in_executor(thread, run)
-    except RuntimeError:
-        raise StoppedError("this AsyncLLM was closed during the call") from None
-    return await result
 
 
 def _convert_panic(error: BaseException) -> Exception:

@@ -306,13 +306,8 @@ class EngineLoop:
         """Hand out the error of a call that has not started."""
         call.is_over = True
         self._release_rows(call)
-
-        def fail() -> None:
-            if not call.future.done():
-                call.future.set_exception(error)
-
-        with suppress(RuntimeError):  # its event loop is closed, so no caller waits
-            call.future.get_loop().call_soon_threadsafe(fail)
+        if call.future.set_running_or_notify_cancel():
+            call.future.set_exception(error)
 
     def _finish_node_call(self, call: NodeCall) -> None:
         """Hand out the result or the error of a call that is done."""
@@ -320,16 +315,8 @@ class EngineLoop:
         del self._node_calls[call.started]
         call.is_over = True
         self._release_rows(call)
-        try:
-            call.future.get_loop().call_soon_threadsafe(self._deliver, call)
-        except RuntimeError:  # its event loop is closed, so no caller waits
+        if not call.future.set_running_or_notify_cancel():
             self._discard(call)
-
-    def _deliver(self, call: NodeCall) -> None:
-        """Pass a result to its caller, in the caller's event loop."""
-        assert call.started is not None
-        if call.future.done():  # the caller was cancelled
-            self._post(lambda: self._discard(call))
         elif call.started.error is not None:
             call.future.set_exception(call.started.error)
         else:

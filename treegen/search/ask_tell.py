@@ -7,7 +7,6 @@ order.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +20,9 @@ from treegen.common.params import Params, SamplingParams, check_tree_params
 from treegen.errors import InputError
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt, row_seed
 from treegen.prompts.tree import Parts
-from treegen.search.backend import BackendSample, Context
+from treegen.search.backend import BackendSample, Context, PendingResults, T
 from treegen.search.budget import Budget, SearchUsage
-from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
+from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.event_loop import IdleLoop, end_loop, run_outside_loop
 from treegen.search.run import RunningSearch, resume_any
 from treegen.search.tree.node import Search, SearchFn
@@ -86,33 +85,6 @@ class ScoreRequest:
 SearchRequest = SampleRequest | ScoreRequest
 
 
-@dataclass(slots=True, eq=False)
-class _PendingRequest:
-    """A request whose answers the search has not received yet."""
-
-    search: BudgetedSearch
-    """The search that waits."""
-    future: asyncio.Future[Any]
-    """What the search awaits."""
-    call: QueuedCall | None = None
-    """The request's entry in the call queue of the search, if it has one."""
-    answers: Sequence[Any] | None = None
-    """None until they arrive, and for a cancelled request."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the request waits for answers."""
-        return self.answers is None and not self.future.done()
-
-    def deliver(self, num_kept: int) -> None:
-        """Give the search its answers; of samples only the first `num_kept`."""
-        is_sample = self.call is not None and self.call.num_samples
-        if not self.future.done():
-            self.future.set_result(
-                self.answers[:num_kept] if self.answers and is_sample else self.answers
-            )
-
-
 @dataclass(slots=True)
 class _RequestBackend:
     """The backend of the searches: it lists requests and waits for their answers."""
@@ -121,7 +93,7 @@ class _RequestBackend:
     """Counts the tokens of a text; None if they are not counted."""
     new: list[SearchRequest] = field(default_factory=list)
     """Requests that `ask` has not returned yet."""
-    waiting: dict[SearchRequest, _PendingRequest] = field(default_factory=dict)
+    waiting: dict[SearchRequest, PendingResults[Any]] = field(default_factory=dict)
     """Requests that have no answers yet, or whose answers the search has not received."""
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
@@ -169,11 +141,9 @@ class _RequestBackend:
         seeds = tuple(row_seed(params.seed, origin, index) for index in indices)
         name = f"{key}{indices.start}:{indices.stop}"
         request = SampleRequest(name, search.name, context, key, indices, seeds, params)
-        completions = await self._answer(request, search)
-        return [
-            BackendSample(answer, context.append_text(answer.text, self.num_tokens(answer)))
-            for answer in completions or ()
-        ]
+        ticket: PendingResults[BackendSample] = PendingResults(search, [None] * len(indices))
+        num_samples, max_tokens = len(indices), params.max_tokens
+        return await self._wait_for(request, ticket, num_samples=num_samples, max_tokens=max_tokens)
 
     async def score(
         self, context: Context, texts: Sequence[str], search: BudgetedSearch
@@ -189,18 +159,25 @@ class _RequestBackend:
         content = repr((context.tokens, context.text, list(texts))).encode()
         name = f"{search.name}/score {hashlib.blake2b(content, digest_size=8).hexdigest()}"
         request = ScoreRequest(name, search.name, context, tuple(texts))
-        scores: Sequence[Score] = await self._answer(request, search) or []
+        ticket: PendingResults[Score] = PendingResults(search, [None] * len(texts))
+        results = await self._wait_for(request, ticket)
+        scores = [score for score in results if score is not None]
         search.usage.tokens_prefilled += sum(len(score.tokens) for score in scores)
-        return list(scores)
+        return scores
 
     def release(self, context: Context) -> None:
         """Do nothing, because a context holds no memory."""
 
     def cancel(self, search: BudgetedSearch) -> None:
         """Answer all open requests of a search with nothing."""
-        for pending in list(self.waiting.values()):
-            if pending.search is search and not pending.future.done():
-                pending.future.set_result(None)
+        for ticket in list(self.waiting.values()):
+            if ticket.search is search:
+                ticket.leave()
+
+    def is_open(self, request: SearchRequest) -> bool:
+        """Return whether a request waits for answers."""
+        ticket = self.waiting.get(request)
+        return ticket is not None and not ticket.is_done and None in ticket.results
 
     def completion(self, request: SampleRequest, position: int, text: str) -> Completion:
         """Return the Completion for an answer that is plain text.
@@ -230,26 +207,25 @@ class _RequestBackend:
     def _count(self, text: str) -> int:
         return 0 if self.count_tokens is None else self.count_tokens(text)
 
-    async def _answer(self, request: SearchRequest, search: BudgetedSearch) -> Any:
-        pending = _PendingRequest(search, asyncio.get_running_loop().create_future())
-        self.waiting[request] = pending
-        self.new.append(request)
-        if search.call_queue is not None:
-            samples = len(request.indices) if isinstance(request, SampleRequest) else 0
-            max_tokens = request.params.max_tokens if isinstance(request, SampleRequest) else 0
-            pending.call = QueuedCall(
-                num_samples=samples,
-                num_open=samples or 1,
-                return_=pending.deliver,
-                max_tokens=max_tokens,
-            )
-            search.call_queue.join(pending.call)
-        try:
-            return await pending.future
-        finally:
+    async def _wait_for(
+        self, request: SearchRequest, ticket: PendingResults[T], **how: Any
+    ) -> list[T | None]:
+        """Return the answers of a request.
+
+        Args:
+            request: The request.
+            ticket: The results that the search waits for.
+            **how: As for `PendingResults.join`.
+        """
+
+        def close(ticket: PendingResults[T]) -> None:
             del self.waiting[request]
-            if search.call_queue is not None and pending.call is not None:
-                search.call_queue.leave(pending.call)
+            ticket.leave()
+
+        self.waiting[request] = ticket
+        self.new.append(request)
+        ticket.join(**how)
+        return await ticket.wait(close, self.release)
 
 
 class AskTell(Closeable):
@@ -336,7 +312,7 @@ class AskTell(Closeable):
 
     def is_wanted(self, request: SearchRequest) -> bool:
         """Return whether a request is unanswered and its search still waits for it."""
-        return request in self._backend.waiting and self._backend.waiting[request].is_open
+        return self._backend.is_open(request)
 
     def tell(self, request: SearchRequest, answers: Sequence[Completion | Score | str]) -> bool:
         """Answer a request; the next `ask` continues its search.
@@ -362,15 +338,15 @@ class AskTell(Closeable):
         """
         if not self.is_wanted(request):
             return False
-        pending = self._backend.waiting[request]
-        search, queue, call = pending.search, pending.search.call_queue, pending.call
+        backend, ticket = self._backend, self._backend.waiting[request]
+        search, queue, call = ticket.search, ticket.search.call_queue, ticket.call
         kind: type[Completion | Score] = Score
         if isinstance(request, SampleRequest):
             expected, kind = len(request.indices), Completion
             # The characters of one text are not answers.
             if len(answers) == expected and not isinstance(answers, str):
                 answers = [
-                    self._backend.completion(request, position, answer)
+                    backend.completion(request, position, answer)
                     if isinstance(answer, str)
                     else answer
                     for position, answer in enumerate(answers)
@@ -384,19 +360,24 @@ class AskTell(Closeable):
             )
         completions = [answer for answer in answers if isinstance(answer, Completion)]
         uncounted = any(completion.text and not completion.tokens for completion in completions)
-        if uncounted and search.budget.tokens and self._backend.count_tokens is None:
+        if uncounted and search.budget.tokens and backend.count_tokens is None:
             raise InputError(
                 "a token budget requires the token count of each answer; pass count_tokens to "
                 "AskTell, or answer with Completions that include tokens"
             )
-        pending.answers = answers
+        counts = [backend.num_tokens(completion) for completion in completions]
+        samples = [
+            BackendSample(completion, request.context.append_text(completion.text, count))
+            for completion, count in zip(completions, counts, strict=True)
+        ]
+        ticket.results[:] = samples or answers
         if queue is None or call is None:
-            search.usage.tokens_decoded += sum(map(self._backend.num_tokens, completions))
-            pending.future.set_result(answers)
+            search.usage.tokens_decoded += sum(counts)
+            ticket.finish()
             return True
-        call.num_open = len(completions)
-        for position, completion in enumerate(completions):
-            queue.record_end(call, position, self._backend.num_tokens(completion))
+        call.num_open = len(counts)  # 0 for scores
+        for position, count in enumerate(counts):
+            queue.record_end(call, position, count)
         return True
 
     def stop(self, reason: str = "stopped") -> None:
@@ -421,7 +402,7 @@ class AskTell(Closeable):
             return False
         if resume_any(self._loop, self._running, busy=False):
             return True
-        unanswered = any(pending.is_open for pending in self._backend.waiting.values())
+        unanswered = any(map(self._backend.is_open, self._backend.waiting))
         if unanswered or self.done:
             self._loop.stop()
             return True

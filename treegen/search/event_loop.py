@@ -17,6 +17,8 @@ from treegen.errors import InputError
 from treegen.search.budget import BudgetIgnored, BudgetReached
 from treegen.search.external_calls import ExternalCallQueue, running_loop
 
+T = TypeVar("T")
+
 _BUSY_ROUNDS: Final = 1000
 """Busy rounds of an event loop after which `on_busy` is called."""
 
@@ -163,13 +165,15 @@ def check_loop(backend: object) -> None:
         )
 
 
-def run_outside_loop(run: Callable[[], object]) -> None:
-    """Run an event loop, in a separate thread if a loop already runs, as in a notebook."""
-    if running_loop() is not None:
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(run).result()
-    else:
-        run()
+def run_outside_loop(run: Callable[[], T]) -> T:
+    """Return the result of a function that runs an event loop.
+
+    If a loop already runs, as in a notebook, the function is called in a separate thread.
+    """
+    if running_loop() is None:
+        return run()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
 
 
 def end_loop(loop: IdleLoop) -> None:
@@ -195,9 +199,6 @@ async def _ends(loop: IdleLoop, tasks: Iterable[asyncio.Task[object]]) -> None:
     await loop.shutdown_asyncgens()
     loop.external_calls.close()
     await loop.shutdown_default_executor()
-
-
-T = TypeVar("T")
 
 
 async def gather(parts: Iterable[Awaitable[T]]) -> list[T]:

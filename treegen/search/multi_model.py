@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.common.outputs import Score, Status, Usage
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
@@ -15,7 +15,6 @@ from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import Budget, SearchUsage, check_budget
 from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.strategies.common import check_counts
 from treegen.search.tree.node import SearchFn
 from treegen.search.tree.result import SearchResult, name_problems
 

@@ -15,13 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.errors import CapacityError, InputError, ModelError, ModelWarning, TreegenError
 from treegen.model.scorers.scorer import CAUSAL, SEQUENCE, Scorer, load_scorer
 from treegen.model.scorers.verifier import BATCH_SIZE, Verifier
 from treegen.search.evaluate import Evaluate
 from treegen.search.external_calls import BatchedFunction
-from treegen.search.strategies.common import check_counts
 from treegen.search.tree.node import SearchNode
 
 if TYPE_CHECKING:

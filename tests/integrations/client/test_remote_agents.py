@@ -18,7 +18,7 @@ from treegen.search.environments.branch import NO_ROOM
 
 pytest.importorskip("treegen.integrations.client")
 from treegen.integrations.client import RemoteLLM
-from treegen.integrations.server.node_params import NodeLimits
+from treegen.integrations.server.limits import NodeLimits
 
 
 class Adder:

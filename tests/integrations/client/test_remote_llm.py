@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -43,10 +44,12 @@ from treegen.search import (
 
 pytest.importorskip("treegen.integrations.client")
 
+import httpx2
+
 from treegen.integrations.client import RemoteLLM, connection
-from treegen.integrations.client.step_requests import NodeContext, StepCall, StepRequest, Ticket
-from treegen.integrations.server.node_params import NodeLimits
-from treegen.integrations.server.node_types import RootOperation, SampleOperation
+from treegen.integrations.nodes.protocol import RootOperation, SampleOperation
+from treegen.integrations.nodes.step_requests import NodeContext, StepCall, StepRequest, Ticket
+from treegen.integrations.server.limits import NodeLimits
 from treegen.search.budgeted_search import BudgetedSearch
 
 QUESTION = "Question: {} has 3 apples and buys 5 more. How many apples does {} have?\nAnswer:"
@@ -458,6 +461,22 @@ def test_a_server_cannot_make_the_client_wait_for_hours() -> None:
     assert connection._seconds("Wed, 21 Oct 2026 07:28:00 GMT") == 0
 
 
+@pytest.mark.parametrize("retries", [0, 3])
+def test_a_call_waits_for_a_busy_server_no_longer_than_its_timeout(
+    retries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*request: str) -> httpx2.Response:
+        error = {"message": "busy", "type": "", "param": None, "code": 429}
+        return httpx2.Response(429, headers={"Retry-After": "60"}, json={"error": error})
+
+    monkeypatch.setattr(connection.Connection, "_send", refuse)
+    begin = time.monotonic()
+    with pytest.raises(BusyError, match="busy"):
+        RemoteLLM("http://127.0.0.1:9/v1", timeout=0.2, retries=retries).generate(["a"])
+    assert (time.monotonic() - begin >= 0.2) == bool(retries)
+    assert time.monotonic() - begin < 30
+
+
 @pytest.mark.parametrize("prompt", [np.array([1.5]), np.array([[1, 2]]), [True], []])
 def test_what_is_no_prompt_is_refused(prompt: Any, remote: RemoteLLM) -> None:
     with pytest.raises(InputError, match="a prompt must be a string, token ids or chat messages"):
@@ -812,8 +831,8 @@ def test_the_client_imports_no_torch() -> None:
 
 def test_a_server_needs_no_extra_of_the_client() -> None:
     program = (
-        "import sys, treegen.tasks.chat\n"
-        "assert 'treegen.integrations.client.searches' in sys.modules\n"
-        "assert 'treegen.integrations.client.connection' not in sys.modules"
+        "import sys, treegen.integrations.server.run, treegen.tasks.chat\n"
+        "assert 'treegen.integrations.nodes.searches' in sys.modules\n"
+        "assert 'treegen.integrations.client' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

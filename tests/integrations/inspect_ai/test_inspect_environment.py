@@ -24,7 +24,7 @@ from treegen.search.environments.protocol import Observation
 pytest.importorskip("inspect_ai")
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
-from treegen.integrations.inspect_ai import world as inspect_world
+from treegen.integrations.inspect_ai import environment as sandboxes
 from treegen.integrations.inspect_ai.environment import InspectEnvironment
 
 pytestmark = [
@@ -82,7 +82,7 @@ def test_files_that_cannot_be_listed_are_not_no_files(
 ) -> None:
     async def body(environment: InspectEnvironment) -> None:
         world = await environment.start(PROBLEM)
-        monkeypatch.setattr(inspect_world, "_LIST_COMMAND", "echo find: not found >&2; exit 127")
+        monkeypatch.setattr(sandboxes, "_LIST_COMMAND", "echo find: not found >&2; exit 127")
         with pytest.raises(WorldError, match="find failed in a sandbox: find: not found"):
             await world.observe()
 

@@ -20,7 +20,7 @@ import pytest
 from serving import Running, listening
 
 from treegen import LLM, SamplingParams
-from treegen.integrations.server.node_params import NodeLimits
+from treegen.integrations.server.limits import NodeLimits
 
 pytest.importorskip("jsonschema")
 import httpx2

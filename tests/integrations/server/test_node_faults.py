@@ -17,18 +17,13 @@ from serving import HTTP, KEY, Running, listening
 
 from treegen import LLM
 from treegen.errors import InternalError
+from treegen.integrations.nodes.params import Sampling
+from treegen.integrations.nodes.protocol import MAX_INDEX, NodeAnswer, RootFields, SampleFields
 from treegen.integrations.server import node_answers, node_calls, requests
-from treegen.integrations.server.errors import StatusError, for_client
+from treegen.integrations.server.errors import StatusError, for_client, run_exclusively
+from treegen.integrations.server.limits import NodeLimits
 from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.node_routes import StoredAnswers
-from treegen.integrations.server.node_types import (
-    MAX_INDEX,
-    NodeAnswer,
-    RootFields,
-    SampleFields,
-    Sampling,
-)
 from treegen.integrations.server.nodes import Changes, NodeStore
 from treegen.integrations.server.openapi import make_openapi
 from treegen.llm.engine_loop import EngineLoop
@@ -385,3 +380,16 @@ def test_the_openapi_document_has_every_refusal(running: Running) -> None:
     for path in ("/v1/nodes", "/v1/search/{method}/chat/completions"):
         assert {"403", "408", "415"} <= document["paths"][path]["post"]["responses"].keys()
     assert not any("search" in path for path in make_openapi()["paths"])
+
+
+def test_a_call_that_cannot_start_leaves_the_lock_free() -> None:
+    def fail() -> Any:
+        raise InternalError("no coroutine")
+
+    async def main() -> int:
+        lock = asyncio.Lock()
+        with pytest.raises(InternalError, match="no coroutine"):
+            await run_exclusively(lock, fail)
+        return await run_exclusively(lock, lambda: asyncio.sleep(0, 7))
+
+    assert asyncio.run(main()) == 7

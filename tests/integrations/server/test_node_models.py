@@ -15,7 +15,7 @@ from tiny_models import save_tiny_model
 from transformers import LlamaForTokenClassification
 
 from treegen import LLM, SamplingParams
-from treegen.integrations.server.node_params import NodeLimits
+from treegen.integrations.server.limits import NodeLimits
 from treegen.search import by_verifier, load_verifier
 
 pytest.importorskip("jsonschema")

@@ -17,12 +17,8 @@ from serving import HTTP, KEY, Running, draining, listening
 
 from treegen import LLM, AsyncLLM, SamplingParams
 from treegen.errors import NumericsError
-from treegen.integrations.server.node_params import (
-    NodeLimits,
-    Sampling,
-    merge_params,
-    sampling_fields,
-)
+from treegen.integrations.nodes.params import Sampling, merge_params, sampling_fields
+from treegen.integrations.server.limits import NodeLimits
 from treegen.search.live.run import LiveRun
 
 pytest.importorskip("jsonschema")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treegen import InputError, SamplingParams
-from treegen.integrations.server.node_params import Sampling, merge_params
+from treegen.integrations.nodes.params import Sampling, merge_params
 from treegen.integrations.server.requests import (
     RequestError,
     parse_request,

@@ -18,7 +18,7 @@ from small_searches import SMALL, exact_demo, save_tiny_verifier
 
 from treegen import LLM, AsyncLLM, SamplingParams
 from treegen.evals.search.methods import TEXT_METHODS
-from treegen.integrations.server.node_params import NodeLimits
+from treegen.integrations.server.limits import NodeLimits
 from treegen.model.scorers.verifier import Verifier
 from treegen.search.budget import Budget
 from treegen.search.reward import load_verifier
@@ -29,9 +29,10 @@ pytest.importorskip("openai")
 import httpx2
 import openai
 
-from treegen.integrations.client.searches import SearchThread
+from treegen.integrations.server.limits import SearchLimits
 from treegen.integrations.server.search import SearchService
-from treegen.integrations.server.search_requests import SearchLimits, parse_search
+from treegen.integrations.server.search_requests import parse_search
+from treegen.integrations.server.search_thread import SearchThread
 
 CHAT: Any = [{"role": "user", "content": "Tom has 3 apples and buys 5 more. How many has he?"}]
 LIMITS = SearchLimits(max_searches=2, max_search_tokens=1_000, max_search_seconds=60)
@@ -362,7 +363,7 @@ def test_places_are_taken_before_a_search_is_prepared(
 def test_a_search_that_computes_for_long_does_not_keep_the_server_from_closing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("treegen.integrations.client.searches._CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("treegen.integrations.server.search_thread._CLOSE_SECONDS", 0.1)
     started, may_end = threading.Event(), threading.Event()
 
     def compute() -> None:
@@ -387,20 +388,20 @@ def test_a_search_that_computes_for_long_does_not_keep_the_server_from_closing(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_searches_end_with_an_error_when_their_thread_fails(
+def test_searches_end_with_an_error_when_their_thread_fails_and_later_ones_run(
     stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runners: list[SearchThread] = []
-    open_runner = ChatSearches.open_runner
+    threads_of_searches: list[SearchThread] = []
+    start = SearchThread.__init__
 
-    def open_and_note(searches: ChatSearches, run_operations: Any) -> SearchThread:
-        runners.append(open_runner(searches, run_operations))
-        return runners[-1]
+    def start_and_note(thread: SearchThread, run_operations: Any) -> None:
+        start(thread, run_operations)
+        threads_of_searches.append(thread)
 
     def fail() -> bool:
         raise SystemExit("no luck")
 
-    monkeypatch.setattr(ChatSearches, "open_runner", open_and_note)
+    monkeypatch.setattr(SearchThread, "__init__", start_and_note)
     fields = {"max_tokens": 400, "stream": stream, "search": {"num_samples": 2}}
     with (
         listening(demo(), searches=ChatSearches(), search_limits=LIMITS) as running,
@@ -409,18 +410,15 @@ def test_searches_end_with_an_error_when_their_thread_fails(
         answer = threads.submit(ask, running, "best-of-n", **fields)
         while not running.served.status().rows:
             time.sleep(0.01)
-        loop: Any = runners[0]._searches.loop
+        loop: Any = threads_of_searches[0]._searches.loop
         loop.call_soon_threadsafe(setattr, loop._selector, "_on_idle", fail)
-        body = answer.result(30).text
-        responses = [
-            ask(running, "sample", stream=stream),
-            HTTP.get(f"{running.url}/health"),
-            running.post("chat/completions", {"messages": CHAT, "max_tokens": 4}),
-        ]
-    for text in (body, *(response.text for response in responses[:2])):
-        error = json.loads(text.strip().split("\n\n")[-1].removeprefix("data: "))["error"]
-        assert error["code"] == 503 and "restart the server" in error["message"]
-    assert responses[2].status_code == 200
+        text = answer.result(30).text
+        later = ask(running, "sample", stream=stream)
+        assert HTTP.get(f"{running.url}/health").status_code == 200
+    error = json.loads(text.strip().split("\n\n")[-1].removeprefix("data: "))["error"]
+    assert error["code"] == 503 and "send the request again" in error["message"]
+    assert later.status_code == 200 and "error" not in later.text
+    assert len(threads_of_searches) == 2 and threads_of_searches[0].failure is not None
     assert "SystemExit: no luck" in caplog.text
 
 

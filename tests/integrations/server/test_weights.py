@@ -102,15 +102,15 @@ def test_an_error_names_the_tensor_that_is_not_finite(running: Running) -> None:
 
 def test_responses_tell_the_versions_after_an_update(folder: Path) -> None:
     client = pytest.importorskip("treegen.integrations.client")
-    conversion = pytest.importorskip("treegen.integrations.client.conversion")
-    nodes = pytest.importorskip("treegen.integrations.server.node_types")
-    params = pytest.importorskip("treegen.integrations.server.node_params")
+    conversion = pytest.importorskip("treegen.integrations.nodes.conversion")
+    nodes = pytest.importorskip("treegen.integrations.nodes.protocol")
+    limits = pytest.importorskip("treegen.integrations.server.limits")
     llm = load(folder / "runs" / "step-0")
     llm.tokenizer.chat_template = TEMPLATE
     options: Any = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     chat = [{"role": "user", "content": PROMPT}]
     asks: Any = {"completions": {"prompt": PROMPT}, "chat/completions": {"messages": chat}}
-    with listening(llm, weights_dir=folder, nodes=params.NodeLimits()) as running:
+    with listening(llm, weights_dir=folder, nodes=limits.NodeLimits()) as running:
         remote = client.RemoteLLM(f"{running.url}/v1", KEY)
         for versions in ([], [[1, 8]]):
             told = {"versions": versions} if versions else {}

@@ -79,7 +79,7 @@ def test_a_server_holds_only_images_that_are_in_use(
 ) -> None:
     serving = pytest.importorskip("serving")
     clients = pytest.importorskip("node_clients")
-    limits = pytest.importorskip("treegen.integrations.server.node_params").NodeLimits()
+    limits = pytest.importorskip("treegen.integrations.server.limits").NodeLimits()
     app = pytest.importorskip("treegen.integrations.server.app")
     assert PromptIndex.__init__.__kwdefaults__ is not None
     monkeypatch.setitem(PromptIndex.__init__.__kwdefaults__, "max_recent", 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from image_cases import far, image_question, table_of, tree_of
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen import LLM, CapacityError, Cluster, Node, SamplingParams
-from treegen.llm.cluster.jobs import ImageJob, PackedPlan, SamplingJob, pickle_job
+from treegen.llm.cluster.jobs import PackedPlan, begin_sampling, begin_with_images, pickle_job
 from treegen.llm.cluster.worker import Worker, WorkerInfo, from_checkpoint
 from treegen.prompts.images.table import ImageTable
 from treegen.prompts.plan.requests import build_sample_requests
@@ -86,7 +87,8 @@ def test_a_worker_takes_images_with_its_job(llm: LLM, directory: Path) -> None:
     table, plan = table_of(llm), llm.engine.plan(requests)
     images = table.export_images([segment.tokens for segment in plan.segments])
     assert all(isinstance(image.source, bytes) for image in images)
-    job = ImageJob(images, SamplingJob(PackedPlan.of(plan, [PARAMS] * 4)))
+    sampling = partial(begin_sampling, PackedPlan.of(plan, [PARAMS] * 4))
+    job = partial(begin_with_images, images, sampling)
     worker = Worker()
     loaded = worker.load(
         from_checkpoint, {"model": str(directory), "device": "cpu", **OPTIONS}, (), 1

@@ -20,16 +20,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from treegen.errors import BusyError, InputError, TreegenError, require_extra
-from treegen.integrations.client.conversion import error_of
-from treegen.integrations.server.node_types import (
-    IDEMPOTENCY_HEADER,
-    BatchAnswer,
-    BatchRequest,
-    ErrorAnswer,
-    ErrorDetails,
-    Operation,
-    Result,
-)
+from treegen.integrations.nodes import protocol
+from treegen.integrations.nodes.conversion import error_of
 
 with require_extra("the client needs httpx2", "client"):
     import httpx2
@@ -82,17 +74,19 @@ class Connection:
     async def __aexit__(self, *exception: object) -> None:
         await self._client.aclose()
 
-    async def run_operations(self, operations: Sequence[Operation]) -> Sequence[Result]:
+    async def run_operations(
+        self, operations: Sequence[protocol.Operation]
+    ) -> Sequence[protocol.Result]:
         """Run operations on nodes, and return their results in order.
 
         Raises:
             TreegenError: the server cannot be reached, or rejects the request.
         """
-        batch = BatchRequest(model=self._model, operations=list(operations))
+        batch = protocol.BatchRequest(model=self._model, operations=list(operations))
         body = batch.model_dump_json(exclude_defaults=True, exclude_none=True)
         content = await self.post("nodes/batch", body)
         try:
-            return BatchAnswer.model_validate_json(content).results
+            return protocol.BatchAnswer.model_validate_json(content).results
         except ValidationError as error:
             raise InputError(
                 f"{self._url} sent a response that this version of treegen cannot parse: "
@@ -133,7 +127,7 @@ class Connection:
             TreegenError: as for `run_operations`.
         """
         key = uuid.uuid4().hex
-        wait, num_retries, start = _FIRST_WAIT, 0, time.monotonic()
+        wait, num_retries, end = _FIRST_WAIT, 0, time.monotonic() + self._timeout
         while True:
             retry_after = 0.0
             try:
@@ -149,11 +143,16 @@ class Connection:
                     f"{self._url} cannot be reached ({type(error).__name__}: {error}); check "
                     "the address, and that the server is running"
                 )
-            is_busy = isinstance(failure, BusyError) and time.monotonic() - start < self._timeout
-            if num_retries >= self._retries and not (is_busy and self._retries):
+            pause = max(retry_after, wait * random.uniform(0.5, 1))
+            if isinstance(failure, BusyError) and self._retries:
+                pause = min(pause, end - time.monotonic())
+                has_ended = pause <= 0
+            else:
+                has_ended = num_retries >= self._retries
+                num_retries += 1
+            if has_ended:
                 raise failure
-            num_retries += not is_busy
-            await asyncio.sleep(max(retry_after, wait * random.uniform(0.5, 1)))
+            await asyncio.sleep(pause)
             wait = min(2 * wait, _LONGEST_WAIT)
 
     async def _send(self, path: str, body: str, key: str) -> httpx2.Response:
@@ -161,15 +160,15 @@ class Connection:
         self.num_requests += 1
         self.num_sent += len(content)
         return await self._client.post(
-            f"{self._url}/{path}", content=content, headers={IDEMPOTENCY_HEADER: key}
+            f"{self._url}/{path}", content=content, headers={protocol.IDEMPOTENCY_HEADER: key}
         )
 
     def _failure(self, response: httpx2.Response) -> TreegenError:
         try:
-            details = ErrorAnswer.model_validate_json(response.content).error
+            details = protocol.ErrorAnswer.model_validate_json(response.content).error
         except ValidationError:
             text = " ".join(response.text.split())
-            details = ErrorDetails(
+            details = protocol.ErrorDetails(
                 message=f"{self._url} returned status {response.status_code}: {text:.200}; "
                 "check the address",
                 type="",

@@ -22,8 +22,9 @@ from treegen.integrations.client.conversion import (
     prompt_tokens_of,
     score_of_choices,
 )
-from treegen.integrations.client.searches import NodeSearches
-from treegen.integrations.server.node_types import RootOperation, sampling_fields
+from treegen.integrations.nodes.params import sampling_fields
+from treegen.integrations.nodes.protocol import RootOperation
+from treegen.integrations.nodes.searches import NodeSearches
 from treegen.llm.arguments import reject_unknown_arguments
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.tree import as_list, chat_arguments
@@ -83,22 +84,16 @@ class RemoteSearchRun(SearchResults):
         if not self._num_remaining:
             self._end()
             raise StopIteration
-        loop, results = self._searches.loop, list[SearchResult | BaseException]()
+        loop = self._searches.loop
         if self._main is None:
             self._main = loop.create_task(self._run_all())
-
-        async def wait() -> None:
-            results.append(await self._results.get())
-
         try:
-            run_outside_loop(lambda: loop.run_until_complete(wait()))
+            result = run_outside_loop(lambda: loop.run_until_complete(self._results.get()))
+            if isinstance(result, BaseException):
+                raise result
         except BaseException:
             self.close()
             raise
-        (result,) = results
-        if isinstance(result, BaseException):
-            self.close()
-            raise result
         self._num_remaining -= 1
         return result
 
@@ -139,11 +134,8 @@ class RemoteSearchRun(SearchResults):
         """Wait until the server has dropped the nodes, and close the loop."""
         loop, main = self._searches.loop, self._main
         if main is not None and not loop.is_closed():
-
-            async def wait() -> None:
-                await asyncio.wait({main}, timeout=_END_SECONDS)
-
-            run_outside_loop(lambda: loop.run_until_complete(wait()))
+            end = asyncio.wait({main}, timeout=_END_SECONDS)
+            run_outside_loop(lambda: loop.run_until_complete(end))
         self._searches.close()
 
     def __del__(self) -> None:
@@ -205,9 +197,9 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         if api_key is not None:
             check_key(api_key)
         check_int("retries", retries, minimum=0)
-        _check_seconds("timeout", timeout)
+        check_number("timeout", timeout, above=0)
         if lease_seconds is not None:
-            _check_seconds("lease_seconds", lease_seconds)
+            check_number("lease_seconds", lease_seconds, above=0)
         self._lease = lease_seconds
         self._url, self._key, self._model = base_url.rstrip("/"), api_key, model
         self._timeout, self._retries = timeout, retries
@@ -353,20 +345,12 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
 
     def _run(self, call: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine with a connection, also where an event loop runs, as in a notebook."""
-        results: list[T] = []
 
-        async def run() -> None:
+        async def run() -> T:
             async with self.connect() as connection:
-                results.append(await call(connection))
+                return await call(connection)
 
-        run_outside_loop(lambda: asyncio.run(run()))
-        return results[0]
-
-
-def _check_seconds(name: str, seconds: float) -> None:
-    check_number(name, seconds)
-    if not seconds > 0:
-        raise InputError(f"{name} must be more than 0")
+        return run_outside_loop(lambda: asyncio.run(run()))
 
 
 async def _complete_all(

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import hashlib
+import math
 import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Collection, Coroutine
-from contextlib import AsyncExitStack, ExitStack, suppress
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from inspect_ai.util import SandboxEnvironment
+from inspect_ai.util import ExecResult, OutputLimitExceededError, SandboxEnvironment
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 
 from treegen.common.files import (
@@ -31,18 +31,20 @@ from treegen.common.files import (
     sweep,
 )
 from treegen.errors import CapacityError, InputError, StoppedError, WorldError, arg
-from treegen.integrations.inspect_ai.world import InspectWorld
+from treegen.integrations.inspect_ai.docker_images import DockerImages, compose, read_size
 from treegen.search.environments.file_tools import (
     BASH_TOOL,
     FILE_TOOLS,
     MAX_CHARS,
     PURE_TOOLS,
     Files,
+    FileWorld,
+    ToolError,
     check_consent,
     files_of,
     write_first_files,
 )
-from treegen.search.environments.protocol import Traits
+from treegen.search.environments.protocol import Observation, Traits
 
 T = TypeVar("T")
 
@@ -51,6 +53,8 @@ _ARCHIVE: Final = "archive-"
 _IMAGE: Final = "image-"
 _SNAPSHOT_ID: Final = re.compile(f"({_ARCHIVE}|{_IMAGE})[0-9a-f]{{16}}")
 _TASK_NAME: Final = "treegen"
+_LIST_COMMAND: Final = "find . -mindepth 1 -type d | sed 's|$|/|'; find . -mindepth 1 ! -type d"
+_ARCHIVE_SECONDS: Final = 300  # time limit for writing or unpacking an archive
 
 
 class InspectEnvironment:
@@ -335,113 +339,162 @@ def _measure(path: Path) -> int:
     return size
 
 
-_REPOSITORY: Final = "treegen-snapshot"
-_COMPOSE: Final = """\
-# bytes: {size}
-services:
-  default:
-    image: {image}
-    command: tail -f /dev/null
-    init: true
-    network_mode: none
-    stop_grace_period: 1s
-"""
+class InspectWorld(FileWorld):
+    """One sandbox. `InspectEnvironment` creates it."""
 
+    def __init__(
+        self,
+        environment: InspectEnvironment,
+        sandboxes: Mapping[str, SandboxEnvironment],
+        config: str | None,
+    ) -> None:
+        super().__init__(environment.tools, environment.max_chars)
+        self.sandboxes, self.config = sandboxes, config
+        self.sandbox = next(iter(sandboxes.values()))  # Inspect's default
+        self._environment = environment
+        self._is_closed = self._is_ended = False
 
-class DockerImages:
-    """The images of one run, with a label by which a later process of the run finds them.
-
-    Containers that start from the images have the label too.
-
-    Args:
-        run: Text that identifies the run.
-    """
-
-    def __init__(self, run: str) -> None:
-        name = hashlib.sha256(run.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        self._label = f"treegen.run={name}"
-        self._filter = f"--filter=label={self._label}"
-
-    async def measure(self, container: str) -> int:
-        """Return how many bytes an image of a container adds to that which it started from."""
-        size = await _docker("container", "inspect", "--size", "--format={{.SizeRw}}", container)
-        try:
-            return int(size)
-        except ValueError:
-            raise WorldError(
-                f"expected docker to print the size of a container, got {size!r:.60}"
-            ) from None
-
-    async def commit(self, container: str, tag: str) -> None:
-        """Store the files of a container as an image."""
-        image = f"{_REPOSITORY}:{tag}"
-        await _docker("commit", f"--change=LABEL {self._label}", container, image)
-
-    async def tags(self) -> list[str]:
-        """Return the tags of all images of the run."""
-        listed = await _docker("image", "ls", self._filter, "--format={{.Tag}}", _REPOSITORY)
-        return [tag for tag in listed.split() if tag != "<none>"]
-
-    async def remove(self, tag: str) -> None:
-        """Remove an image. Containers that started from it go on; other runs' images stay."""
-        if tag in await self.tags():
-            await _docker("image", "rm", "--force", f"{_REPOSITORY}:{tag}")
-
-    async def prune(self) -> None:
-        """Remove images without a tag, which containers that have ended by now had kept."""
-        await _docker("image", "prune", "--force", self._filter)
-
-    async def remove_leftovers(self, tags: Collection[str], containers: Collection[str]) -> int:
-        """Remove the containers and images of the run, and return how many.
+    async def execute(self, command: str, seconds: float | None = None) -> Observation:
+        """Run a command of bash, and return its output.
 
         Args:
-            tags: Tags of images that stay.
-            containers: Names of containers that stay.
+            command: The command.
+            seconds: Maximum seconds. Default: the environment's limit.
+
+        Raises:
+            WorldError: The sandbox fails.
         """
-        running = (await _docker("ps", "--all", self._filter, "--format={{.Names}}")).split()
-        if leftovers := [name for name in running if name not in containers]:
-            await _docker("rm", "--force", "--volumes", *leftovers)
-        old = [tag for tag in await self.tags() if tag not in tags]
-        for tag in old:
-            await self.remove(tag)
-        await self.prune()
-        return len(leftovers) + len(old)
+        seconds = seconds or self._environment.command_seconds
+        try:
+            result = await self._exec(["bash", "--login", "-c", command], seconds)
+        except TimeoutError:
+            return self.show("", "", -9, f"more than {seconds:g} s")
+        except OutputLimitExceededError as error:
+            return self.show(error.truncated_output or "", "", -9, "too much output")
+        return self.show(result.stdout, result.stderr, result.returncode)
+
+    async def read_file(self, path: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            ToolError: There is no such file, or it is too large.
+        """
+        with _convert_path_errors(path):
+            return await self._call(self.sandbox.read_file(path, text=False))
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file, and the directories above it.
+
+        Raises:
+            ToolError: The path cannot be written.
+        """
+        with _convert_path_errors(path):
+            await self._call(self.sandbox.write_file(path, data))
+
+    async def list_files(self) -> list[str]:
+        """Return the paths of all files; those of directories end with a slash.
+
+        Raises:
+            WorldError: No file can be listed. Directories that cannot be read are left out.
+        """
+        result = await self._run_in_time(["sh", "-c", _LIST_COMMAND])
+        if not result.success and not result.stdout:
+            raise _failure("find", result)
+        return [line.removeprefix("./") for line in result.stdout.splitlines()]
+
+    async def snapshot(self) -> str:
+        """Store the working directory, or with docker all files; return the id of the snapshot.
+
+        Raises:
+            CapacityError: The snapshots would take too much space.
+            WorldError: The snapshot cannot be made.
+        """
+        return await self._environment.save(self)
+
+    async def close(self) -> None:
+        """Free the sandbox. Snapshots stay. A second call does nothing, unless the first failed."""
+        self._is_closed = True
+        if not self._is_ended:
+            await self._environment.end(self)
+            self._is_ended = True
+
+    async def pack(self) -> bytes:
+        """Return an archive of the working directory.
+
+        Raises:
+            WorldError: The directory cannot be read, or is too large.
+        """
+        name = f".treegen-{secrets.token_hex(8)}.tar"
+        await self._run_checked(["tar", "-cf", name, f"--exclude=./{name}", "."])
+        try:
+            return await self._call(self.sandbox.read_file(name, text=False))
+        except OutputLimitExceededError as error:
+            raise WorldError(f"a working directory is too large for a snapshot: {error}") from None
+        finally:
+            await self._run_checked(["rm", "-f", name])
+
+    async def unpack(self, archive: bytes) -> None:
+        """Replace the working directory, which has no files of value, by an archive's files.
+
+        Raises:
+            WorldError: The archive cannot be unpacked.
+        """
+        name = f".treegen-{secrets.token_hex(8)}.tar"
+        await self._call(self.sandbox.write_file(name, archive))
+        await self._run_checked(["find", ".", "-mindepth", "1", "!", "-name", name, "-delete"])
+        await self._run_checked(["tar", "-xpf", name])
+        await self._run_checked(["rm", "-f", name])
+
+    async def _run_checked(self, command: list[str]) -> None:
+        result = await self._run_in_time(command)
+        if not result.success:
+            raise _failure(command[0], result)
+
+    async def _run_in_time(self, command: list[str]) -> ExecResult[str]:
+        try:
+            return await self._exec(command, _ARCHIVE_SECONDS)
+        except (TimeoutError, OutputLimitExceededError) as error:
+            raise WorldError(
+                f"{command[0]} did not finish in a sandbox ({error}); try again"
+            ) from None
+
+    async def _exec(self, command: list[str], seconds: float) -> ExecResult[str]:
+        timeout = math.ceil(seconds)
+        return await self._call(self.sandbox.exec(command, timeout=timeout, timeout_retry=False))
+
+    async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the sandbox; raise WorldError for failures of the sandbox itself."""
+        if self._is_closed:
+            coroutine.close()
+            raise StoppedError("the world is closed; restore a snapshot")
+        try:
+            return await self._environment.call(coroutine)
+        except (OSError, OutputLimitExceededError, UnicodeError, ValueError):
+            raise
+        except Exception as error:
+            raise WorldError(
+                f"Inspect's sandbox failed: {type(error).__name__}: {error!s:.300}; run the search "
+                "again"
+            ) from error
 
 
-def compose(tag: str, size: int) -> str:
-    """Return the compose file of a container that starts from an image.
-
-    Args:
-        tag: Tag of the image.
-        size: Bytes of the image, which the file stores.
-    """
-    return _COMPOSE.format(image=f"{_REPOSITORY}:{tag}", size=size)
+def _failure(command: str, result: ExecResult[str]) -> WorldError:
+    return WorldError(
+        f"{command} failed in a sandbox: {result.stderr.strip()[-200:]}; free disk space, or "
+        "install the command in the image"
+    )
 
 
-def read_size(text: str) -> int:
-    """Return the bytes that a compose file stores; -1 if it stores none."""
-    number = text.partition("\n")[0].removeprefix("# bytes: ")
-    return int(number) if number.isascii() and number.isdigit() else -1
-
-
-async def _docker(*arguments: str) -> str:
-    """Run a command of docker, and return what it prints.
-
-    Raises:
-        WorldError: The command fails.
-    """
+@contextmanager
+def _convert_path_errors(path: str) -> Iterator[None]:
+    """Raise ToolError for a path that the model cannot use."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            "docker",
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        printed, errors = await process.communicate()
-    except OSError as error:
-        raise WorldError(f"docker cannot be started: {error}; install Docker") from None
-    if process.returncode:
-        text = errors.decode("utf-8", "replace").strip()
-        raise WorldError(f"docker {arguments[0]} failed: {text[-300:]}; check docker")
-    return printed.decode("utf-8", "replace").strip()
+        yield
+    except OutputLimitExceededError as error:
+        raise ToolError(f"{path!r:.200} is too large: {error!s:.200}") from None
+    except ValueError:
+        raise ToolError(f"no file can have the name {path!r:.200}") from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        why = {FileNotFoundError: "does not exist", IsADirectoryError: "is a directory"}
+        reason = why.get(type(error), "cannot be used: permission denied, or a part is a file")
+        raise ToolError(f"{path!r:.200} {reason}") from None

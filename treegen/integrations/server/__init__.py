@@ -9,8 +9,7 @@ sockets.py       the socket that the server listens on
 run.py           runs the server process, until a signal stops it
 weights.py       loads new weights from checkpoints below one folder
 
-node_types.py    the JSON of requests for nodes, and of their responses
-node_params.py   sampling parameters of nodes, and limits of each API key
+limits.py        limits on the nodes and the searches of clients
 node_routes.py   routes of nodes, and responses that are stored by idempotency keys
 node_batch.py    runs several operations of one request
 node_calls.py    runs single operations, such as sample and extend
@@ -20,5 +19,6 @@ nodes.py         trees of nodes, with their leases, and the memory of each clien
 openapi.py       the OpenAPI document of the routes of nodes
 
 search.py           answers chats by searches
-search_requests.py  parses requests for searches, and has their limits
+search_thread.py    the thread in which searches run
+search_requests.py  parses requests for searches
 """

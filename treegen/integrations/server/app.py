@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from functools import partial
 from ipaddress import ip_address
+from itertools import starmap
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -38,9 +39,9 @@ from treegen.integrations.server.errors import (
     make_error_response,
     stream_json,
 )
+from treegen.integrations.server.limits import NodeLimits, SearchLimits
 from treegen.integrations.server.metrics import Metrics
-from treegen.integrations.server.node_params import NodeLimits
-from treegen.integrations.server.node_routes import NodeRoutes
+from treegen.integrations.server.node_routes import Handler, NodeRoutes
 from treegen.integrations.server.openapi import make_openapi
 from treegen.integrations.server.requests import (
     CompletionRequest,
@@ -52,7 +53,6 @@ from treegen.integrations.server.requests import (
 )
 from treegen.integrations.server.responses import CompletionResponse
 from treegen.integrations.server.search import SearchMethods, SearchService, SearchStream
-from treegen.integrations.server.search_requests import SearchLimits
 from treegen.integrations.server.weights import WeightUpdater
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
@@ -161,32 +161,34 @@ class Server:
     def app(self) -> Starlette:
         """Return the ASGI application."""
         texts, chats = (partial(self._answer, is_chat=is_chat) for is_chat in (False, True))
+        routes: list[tuple[str, str, Handler]] = [
+            ("/v1/completions", "POST", texts),
+            ("/v1/chat/completions", "POST", chats),
+            ("/v1/models", "GET", self._models),
+            ("/v1/models/{name:path}", "GET", self._models),
+            ("/metrics", "GET", self._metrics.response),
+        ]
+        if self._nodes is not None:
+            routes += self._nodes.handlers()
+        if self._searches is not None:  # each method has a base URL
+            base = "/v1/search/{method}"
+            routes += [
+                (f"{base}/chat/completions", "POST", self._search),
+                (f"{base}/models", "GET", self._models),
+                (f"{base}/models/{{name:path}}", "GET", self._models),
+            ]
+        if self._weights is not None:
+            routes.append(("/v1/weights", "POST", self._update_weights))
         return Starlette(
             routes=[
-                self._route("/v1/completions", texts, "POST"),
-                self._route("/v1/chat/completions", chats, "POST"),
-                self._route("/v1/models", self._models),
-                self._route("/v1/models/{name:path}", self._models),
-                self._route("/metrics", self._metrics.response),
-                *(
-                    self._route(path, handler, method)
-                    for path, method, handler in (self._nodes.handlers() if self._nodes else ())
-                ),
-                *(self._search_routes() if self._searches is not None else ()),
-                *(
-                    [self._route("/v1/weights", self._update_weights, "POST")]
-                    if self._weights is not None
-                    else ()
-                ),
+                *starmap(self._route, routes),
                 Route("/health", self._health),
                 Route("/openapi.json", self._openapi),
             ],
             exception_handlers={HTTPException: _not_found},
         )
 
-    def _route(
-        self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str = "GET"
-    ) -> Route:
+    def _route(self, path: str, method: str, handler: Handler) -> Route:
         """Return a route that checks host and key, and turns errors into OpenAI's JSON."""
 
         async def handle_request(request: Request) -> Response:
@@ -280,20 +282,11 @@ class Server:
         cached = llm.cache.pool.num_pages * llm.cache.page_size // 2
         return max(1, min(llm.spec.context_length, cached))
 
-    def _search_routes(self) -> list[Route]:
-        """Return the routes of searches, a base URL for each method."""
-        base = "/v1/search/{method}"
-        return [
-            self._route(f"{base}/chat/completions", self._search, "POST"),
-            self._route(f"{base}/models", self._models),
-            self._route(f"{base}/models/{{name:path}}", self._models),
-        ]
-
     async def _search(self, request: Request) -> Response:
-        searches = self._searches
+        searches, method = self._searches, request.path_params["method"]
         assert searches is not None
-        searches.check_method(request.path_params["method"])
-        parsed = searches.parse(request.path_params["method"], await self._body(request))
+        searches.check_method(method)
+        parsed = searches.parse(method, await self._body(request))
         self._check_model(parsed.chat.model)
         with ExitStack() as stack:
             stack.enter_context(searches.count_running(request.state.client))
@@ -401,8 +394,6 @@ class Server:
         failure = self._served.failure
         if failure is not None:
             return error_response(503, f"the model can no longer be used: {failure}")
-        if self._searches is not None and self._searches.failure is not None:
-            return error_response(503, "searches can no longer be run; restart the server")
         return json_response({"status": "ok"})
 
 

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from treegen.errors import BusyError, CapacityError, ContextError, InputError, StoppedError
-from treegen.integrations.server.node_types import CONTEXT_ERROR
+from treegen.integrations.nodes.protocol import CONTEXT_ERROR
 from treegen.integrations.server.requests import RequestError, field_of
 
 _Result = TypeVar("_Result")
@@ -195,7 +195,11 @@ async def run_exclusively(
         call: Returns the coroutine to run.
     """
     await lock.acquire()
-    task = asyncio.create_task(call())
+    try:
+        task = asyncio.create_task(call())
+    except BaseException:
+        lock.release()
+        raise
 
     def end(task: asyncio.Task[_Result]) -> None:
         lock.release()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from treegen.errors import CapacityError, ContextError, InputError, StoppedError
+from treegen.integrations.nodes.params import Sampling
+from treegen.integrations.nodes.protocol import ExtendFields, RootFields
 from treegen.integrations.server.errors import for_client
-from treegen.integrations.server.node_params import Sampling
-from treegen.integrations.server.node_types import ExtendFields, RootFields
 from treegen.integrations.server.nodes import Client, ServedNode
 from treegen.integrations.server.requests import (
     RequestError,
@@ -114,18 +114,18 @@ class GivenText:
         async with node.tree.client.encoding:
             with name_field_in_errors(param):
                 if param == "messages":
-                    content, images = await self._served.render_turns(
+                    content, images = await self._served.encoder.render_turns(
                         turns, before=node.tree.messages, template=node.tree.template
                     )
                     self.check(param, content)
-                return await self._served.encode_extension(node.context, content, images)
+                return await self._served.encoder.encode_extension(node.context, content, images)
 
     async def encode_scored(self, node: ServedNode, texts: Sequence[str]) -> list[Tokens]:
         """Return the token ids of texts that a request scores after a node."""
         self.check("texts", *texts)
         async with node.tree.client.encoding:
             with name_field_in_errors("texts"):
-                return await self._served.encode_scored(node.context, texts)
+                return await self._served.encoder.encode_scored(node.context, texts)
 
     def check(self, param: str, *texts: str) -> None:
         """Reject texts that are too long, before they are encoded.
@@ -158,30 +158,19 @@ class GivenText:
 
 @contextmanager
 def name_field_in_errors(param: str) -> Iterator[None]:
-    """Name the field that has the text in errors of the block about the text.
+    """Name the field at fault in errors of the block.
 
     Args:
-        param: The field.
+        param: The field. For params, the errors also name the sampling parameter at fault.
     """
     try:
         yield
     except (RequestError, StoppedError):
         raise
     except (InputError, CapacityError) as error:
+        if param == "params" and error.parameter in Sampling.model_fields:
+            param = f"params.{error.parameter}"
         raise RequestError(for_client(str(error)), param) from error
-
-
-@contextmanager
-def name_params_in_errors() -> Iterator[None]:
-    """Name the sampling parameter, or else params, in errors of the block about parameters."""
-    try:
-        yield
-    except (RequestError, StoppedError):
-        raise
-    except InputError as error:
-        name = error.parameter
-        field = f"params.{name}" if name in Sampling.model_fields else "params"
-        raise RequestError(for_client(str(error)), field) from error
 
 
 def read_judged_text(node: ServedNode) -> tuple[str, str]:

@@ -7,15 +7,7 @@ from dataclasses import asdict
 from typing import Final
 
 from treegen.common.outputs import Completion, Score
-from treegen.integrations.server.node_types import (
-    Memory,
-    NodeAnswer,
-    NodeThinking,
-    NodeUsage,
-    ReadResult,
-    ScoreAnswer,
-    ScoreFields,
-)
+from treegen.integrations.nodes import protocol
 from treegen.integrations.server.nodes import ServedNode
 from treegen.integrations.server.requests import RequestError
 from treegen.search.budgeted_search import BudgetedSearch
@@ -24,7 +16,7 @@ _MAX_LOGPROBS: Final = 2**21  # log-probabilities of the scores of one answer, w
 _MIN_LOGPROB: Final = -9999.0  # replaces minus infinity, for which JSON has no number
 
 
-def describe_node(node: ServedNode, text: str = "") -> NodeAnswer:
+def describe_node(node: ServedNode, text: str = "") -> protocol.NodeAnswer:
     """Return the JSON of a node.
 
     Args:
@@ -32,7 +24,7 @@ def describe_node(node: ServedNode, text: str = "") -> NodeAnswer:
         text: Its text. Default: empty, because the client has just sent it.
     """
     completion, tree = node.completion, node.tree
-    answer = NodeAnswer(
+    answer = protocol.NodeAnswer(
         id=node.id,
         tree=tree.root.id,
         parent=node.parent.id if node.parent is not None else None,
@@ -55,7 +47,7 @@ def describe_node(node: ServedNode, text: str = "") -> NodeAnswer:
     return answer
 
 
-def _add_sample(answer: NodeAnswer, completion: Completion) -> None:
+def _add_sample(answer: protocol.NodeAnswer, completion: Completion) -> None:
     answer.seed = completion.seed
     answer.token_ids = list(completion.tokens)
     answer.logprobs = _limit_logprobs(completion.logprobs)
@@ -65,13 +57,13 @@ def _add_sample(answer: NodeAnswer, completion: Completion) -> None:
     answer.certainties = list(completion.certainties)
     answer.versions = list(completion.versions)
     if completion.thinking is not None:
-        answer.thinking = NodeThinking(**asdict(completion.thinking))
+        answer.thinking = protocol.NodeThinking(**asdict(completion.thinking))
 
 
-def describe_score(score: Score) -> ScoreAnswer:
+def describe_score(score: Score) -> protocol.ScoreAnswer:
     """Return the JSON of a score."""
     top = score.top.pairs() if score.top is not None else ()
-    return ScoreAnswer(
+    return protocol.ScoreAnswer(
         logprob=max(score.logprob, _MIN_LOGPROB),
         token_ids=list(score.tokens),
         logprobs=_limit_logprobs(score.logprobs),
@@ -88,21 +80,25 @@ def _limit_pairs(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [(token, max(logprob, _MIN_LOGPROB)) for token, logprob in pairs]
 
 
-def usage_of(search: BudgetedSearch) -> NodeUsage:
+def usage_of(search: BudgetedSearch) -> protocol.NodeUsage:
     """Return the JSON of what an operation has taken."""
     usage = search.usage
-    return NodeUsage(decoded_tokens=usage.tokens_decoded, prefilled_tokens=usage.tokens_prefilled)
+    return protocol.NodeUsage(
+        decoded_tokens=usage.tokens_decoded, prefilled_tokens=usage.tokens_prefilled
+    )
 
 
-def sum_usages(usages: Sequence[NodeUsage]) -> NodeUsage:
+def sum_usages(usages: Sequence[protocol.NodeUsage]) -> protocol.NodeUsage:
     """Return what several operations have taken together."""
-    return NodeUsage(
+    return protocol.NodeUsage(
         decoded_tokens=sum(usage.decoded_tokens for usage in usages),
         prefilled_tokens=sum(usage.prefilled_tokens for usage in usages),
     )
 
 
-def describe_subtree(node: ServedNode, text: str, cached: int, memory: Memory) -> ReadResult:
+def describe_subtree(
+    node: ServedNode, text: str, cached: int, memory: protocol.Memory
+) -> protocol.ReadResult:
     """Return the JSON of a node with what it and the nodes below it take.
 
     Args:
@@ -113,7 +109,7 @@ def describe_subtree(node: ServedNode, text: str, cached: int, memory: Memory) -
     """
     children = sorted(node.children, key=lambda child: (child.completion is None, child.index))
     below = list(node.walk())
-    return ReadResult(
+    return protocol.ReadResult(
         node=describe_node(node, text),
         children=[child.id for child in children],
         subtree_nodes=len(below),
@@ -134,7 +130,7 @@ def count_cached(node: ServedNode) -> int:
     return total
 
 
-def check_answer_size(operations: Sequence[ScoreFields]) -> None:
+def check_answer_size(operations: Sequence[protocol.ScoreFields]) -> None:
     """Raise RequestError if the scores of some operations may be too many for one response."""
     num_logprobs = sum(sum(map(len, op.texts)) * (op.top + 1) for op in operations)
     if num_logprobs > _MAX_LOGPROBS:

@@ -8,27 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from treegen.integrations.nodes import protocol
 from treegen.integrations.server.errors import describe_error
 from treegen.integrations.server.node_answers import check_answer_size
 from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_types import (
-    BatchAnswer,
-    BatchRequest,
-    DropOperation,
-    ErrorDetails,
-    ExtendOperation,
-    FailedOperation,
-    NodeAnswer,
-    NodeResult,
-    Operation,
-    ReadOperation,
-    Result,
-    RewardOperation,
-    RootOperation,
-    SampleOperation,
-    SampleResult,
-    ScoreOperation,
-)
 from treegen.integrations.server.nodes import Changes, Client, ServedNode
 from treegen.integrations.server.requests import RequestError
 
@@ -42,7 +25,9 @@ class BatchRunner:
         """Create a runner; `calls` runs the operations."""
         self._calls = calls
 
-    async def run(self, client: Client, request: BatchRequest, changes: Changes) -> BatchAnswer:
+    async def run(
+        self, client: Client, request: protocol.BatchRequest, changes: Changes
+    ) -> protocol.BatchAnswer:
         """Run several operations, which may name nodes that earlier ones make.
 
         Args:
@@ -54,18 +39,18 @@ class BatchRunner:
         for index, operation in enumerate(operations):
             for needed in _find_references(operation):
                 if needed >= index:
-                    field = "nodes" if isinstance(operation, RewardOperation) else "node"
+                    field = "nodes" if isinstance(operation, protocol.RewardOperation) else "node"
                     raise RequestError(
                         f"operation {index} refers to a result of operation {needed}, but can "
                         "use only results of earlier operations",
                         f"operations.{index}.{field}",
                     )
-        check_answer_size([op for op in operations if isinstance(op, ScoreOperation)])
-        tasks: list[asyncio.Task[Result]] = []
+        check_answer_size([op for op in operations if isinstance(op, protocol.ScoreOperation)])
+        tasks: list[asyncio.Task[protocol.Result]] = []
         last_drop = 0
         try:
             for index, operation in enumerate(operations):
-                if isinstance(operation, DropOperation):
+                if isinstance(operation, protocol.DropOperation):
                     # The last drop awaits all operations before it.
                     awaited, last_drop = tasks[last_drop:], index
                 else:
@@ -77,17 +62,17 @@ class BatchRunner:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return BatchAnswer(results=results, memory=self._calls.store.memory(client))
+        return protocol.BatchAnswer(results=results, memory=self._calls.store.memory(client))
 
     async def _run_operation(
         self,
         client: Client,
-        operation: Operation,
+        operation: protocol.Operation,
         index: int,
-        tasks: Sequence[asyncio.Task[Result]],
-        awaited: Sequence[asyncio.Task[Result]],
+        tasks: Sequence[asyncio.Task[protocol.Result]],
+        awaited: Sequence[asyncio.Task[protocol.Result]],
         changes: Changes,
-    ) -> Result:
+    ) -> protocol.Result:
         """Return the result of an operation of a batch, or its error.
 
         Args:
@@ -104,31 +89,31 @@ class BatchRunner:
                 await asyncio.wait(awaited)
             find = partial(self._find, client, tasks)
             match operation:
-                case RootOperation():
+                case protocol.RootOperation():
                     return await calls.root(client, operation, operation_changes)
-                case SampleOperation():
+                case protocol.SampleOperation():
                     return await calls.sample(
                         client, find(operation.node), operation, operation_changes
                     )
-                case ExtendOperation():
+                case protocol.ExtendOperation():
                     return await calls.extend(
                         client, find(operation.node), operation, operation_changes
                     )
-                case ScoreOperation():
+                case protocol.ScoreOperation():
                     return await calls.score(client, find(operation.node), operation)
-                case RewardOperation():
+                case protocol.RewardOperation():
                     nodes = [find(name, "nodes") for name in operation.nodes]
                     return await calls.reward(client, nodes)
-                case ReadOperation():
+                case protocol.ReadOperation():
                     return await calls.read(client, find(operation.node))
-                case DropOperation():
+                case protocol.DropOperation():
                     return calls.drop(client, find(operation.node))
         except Exception as error:
             operation_changes.undo(self._calls.store)
-            details = ErrorDetails(**describe_error(error))
+            details = protocol.ErrorDetails(**describe_error(error))
             if details.param is not None:
                 details.param = f"operations.{index}.{details.param}"
-            return FailedOperation(error=details)
+            return protocol.FailedOperation(error=details)
         finally:
             changes.nodes += operation_changes.nodes
             changes.indices += operation_changes.indices
@@ -136,7 +121,7 @@ class BatchRunner:
     def _find(
         self,
         client: Client,
-        tasks: Sequence[asyncio.Task[Result]],
+        tasks: Sequence[asyncio.Task[protocol.Result]],
         name: str,
         param: str = "node",
     ) -> ServedNode:
@@ -152,22 +137,26 @@ class BatchRunner:
         if reference is None:
             return self._calls.store.find(client, name, param)
         result = tasks[int(reference[1])].result()
-        answers: list[NodeAnswer] = []
-        if isinstance(result, SampleResult):
+        answers: list[protocol.NodeAnswer] = []
+        if isinstance(result, protocol.SampleResult):
             answers = result.nodes
-        elif isinstance(result, NodeResult) and reference[2] is None:
+        elif isinstance(result, protocol.NodeResult) and reference[2] is None:
             answers = [result.node]
         index = int(reference[2] or 0)
         if index >= len(answers) or (reference[2] is None and len(answers) != 1):
-            reason = "failed" if isinstance(result, FailedOperation) else "did not create this node"
+            reason = (
+                "failed"
+                if isinstance(result, protocol.FailedOperation)
+                else "did not create this node"
+            )
             raise RequestError(f"{name} refers to operation {reference[1]}, which {reason}", param)
         return self._calls.store.find(client, answers[index].id, param)
 
 
-def _find_references(operation: Operation) -> list[int]:
+def _find_references(operation: protocol.Operation) -> list[int]:
     """Return the indices of the operations of a batch that an operation names."""
-    if isinstance(operation, RootOperation):
+    if isinstance(operation, protocol.RootOperation):
         return []
-    names = operation.nodes if isinstance(operation, RewardOperation) else [operation.node]
+    names = operation.nodes if isinstance(operation, protocol.RewardOperation) else [operation.node]
     matches = (_REFERENCE.fullmatch(name) for name in names)
     return [int(reference[1]) for reference in matches if reference is not None]

@@ -16,10 +16,12 @@ from pydantic_core import PydanticSerializationError
 from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import StoppedError
+from treegen.integrations.nodes import protocol
+from treegen.integrations.nodes.params import merge_params
 from treegen.integrations.server.errors import StatusError, run_exclusively
 from treegen.integrations.server.given_text import (
     GivenText,
-    name_params_in_errors,
+    name_field_in_errors,
     read_judged_text,
 )
 from treegen.integrations.server.node_answers import (
@@ -30,21 +32,6 @@ from treegen.integrations.server.node_answers import (
     describe_subtree,
     sum_usages,
     usage_of,
-)
-from treegen.integrations.server.node_params import merge_params
-from treegen.integrations.server.node_types import (
-    DropResult,
-    ExtendFields,
-    NodeAnswer,
-    NodeResult,
-    NodeUsage,
-    ReadResult,
-    RewardResult,
-    RootFields,
-    SampleFields,
-    SampleResult,
-    ScoreFields,
-    ScoreResult,
 )
 from treegen.integrations.server.nodes import (
     Changes,
@@ -95,7 +82,9 @@ class NodeCalls:
 
     # Operations
 
-    async def root(self, client: Client, fields: RootFields, changes: Changes) -> NodeResult:
+    async def root(
+        self, client: Client, fields: protocol.RootFields, changes: Changes
+    ) -> protocol.NodeResult:
         """Create the root of a tree.
 
         Args:
@@ -105,7 +94,7 @@ class NodeCalls:
         """
         prompt = self.texts.read_root(fields)
         seed = secrets.randbits(48) if fields.seed is None else fields.seed
-        with name_params_in_errors():
+        with name_field_in_errors("params"):
             params = merge_params(SamplingParams(seed=seed), fields.params)
         try:
             size = len(fields.params.model_dump_json(exclude_none=True))
@@ -154,11 +143,11 @@ class NodeCalls:
             tree.messages, tree.template = earlier, prompt.template
         node = self.store.add_root(tree, context)
         changes.nodes.append(node)
-        return NodeResult(node=describe_node(node), memory=self.store.memory(client))
+        return protocol.NodeResult(node=describe_node(node), memory=self.store.memory(client))
 
     async def sample(
-        self, client: Client, node: ServedNode, fields: SampleFields, changes: Changes
-    ) -> SampleResult:
+        self, client: Client, node: ServedNode, fields: protocol.SampleFields, changes: Changes
+    ) -> protocol.SampleResult:
         """Draw children of a node.
 
         Args:
@@ -170,11 +159,11 @@ class NodeCalls:
         with self._sampling(client, node, fields, changes) as (params, first, _):
             samples, usage = await self._draw(node, range(first, first + fields.n), params)
             nodes = self._add_samples(node, first, samples, changes)
-        return SampleResult(nodes=nodes, usage=usage, memory=self.store.memory(client))
+        return protocol.SampleResult(nodes=nodes, usage=usage, memory=self.store.memory(client))
 
     async def stream(
-        self, client: Client, node: ServedNode, fields: SampleFields
-    ) -> AsyncGenerator[NodeAnswer | NodeUsage, None]:
+        self, client: Client, node: ServedNode, fields: protocol.SampleFields
+    ) -> AsyncGenerator[protocol.NodeAnswer | protocol.NodeUsage, None]:
         """Draw children of a node, and yield each as soon as it has ended, then the usage.
 
         Args:
@@ -212,8 +201,8 @@ class NodeCalls:
         yield sum_usages(usages)
 
     async def extend(
-        self, client: Client, node: ServedNode, fields: ExtendFields, changes: Changes
-    ) -> NodeResult:
+        self, client: Client, node: ServedNode, fields: protocol.ExtendFields, changes: Changes
+    ) -> protocol.NodeResult:
         """Append given text to a node.
 
         Args:
@@ -245,9 +234,11 @@ class NodeCalls:
                 raise
             child = self.store.add_child(node, index, context, fields.text or "")
         changes.nodes.append(child)
-        return NodeResult(node=describe_node(child), memory=self.store.memory(client))
+        return protocol.NodeResult(node=describe_node(child), memory=self.store.memory(client))
 
-    async def score(self, client: Client, node: ServedNode, fields: ScoreFields) -> ScoreResult:
+    async def score(
+        self, client: Client, node: ServedNode, fields: protocol.ScoreFields
+    ) -> protocol.ScoreResult:
         """Return the log-likelihoods of continuations of a node.
 
         Args:
@@ -271,13 +262,13 @@ class NodeCalls:
             scores = await self._call(node, begin, rows=len(fields.texts))
         if len(scores) < len(fields.texts):
             raise StoppedError("the server is stopping and did not finish this call")
-        return ScoreResult(
+        return protocol.ScoreResult(
             scores=[describe_score(score) for score in scores],
             usage=usage_of(search),
             memory=self.store.memory(client),
         )
 
-    async def reward(self, client: Client, nodes: Sequence[ServedNode]) -> RewardResult:
+    async def reward(self, client: Client, nodes: Sequence[ServedNode]) -> protocol.RewardResult:
         """Return the values that the verifier gives nodes."""
         verifier = self._verifier
         if verifier is None:
@@ -292,9 +283,9 @@ class NodeCalls:
                 used.enter_context(tree.in_use())
             # A cancelled call cannot stop its thread, so the verifier stays locked until it ends.
             values = await run_exclusively(self._verifying, lambda: asyncio.to_thread(verify))
-        return RewardResult(rewards=values, memory=self.store.memory(client))
+        return protocol.RewardResult(rewards=values, memory=self.store.memory(client))
 
-    async def read(self, client: Client, node: ServedNode) -> ReadResult:
+    async def read(self, client: Client, node: ServedNode) -> protocol.ReadResult:
         """Return a node with what it costs, and renew its lease."""
         tree = node.tree
 
@@ -309,17 +300,19 @@ class NodeCalls:
         text = node.text or self._decode_prompt(ids)
         return describe_subtree(node, text, cached, self.store.memory(client))
 
-    def drop(self, client: Client, node: ServedNode) -> DropResult:
+    def drop(self, client: Client, node: ServedNode) -> protocol.DropResult:
         """Drop a node and all nodes below it."""
         nodes, tokens = self.store.drop(node)
         memory = self.store.memory(client)
-        return DropResult(id=node.id, dropped_nodes=nodes, dropped_tokens=tokens, memory=memory)
+        return protocol.DropResult(
+            id=node.id, dropped_nodes=nodes, dropped_tokens=tokens, memory=memory
+        )
 
     # Parts of operations
 
     @contextmanager
     def _sampling(
-        self, client: Client, node: ServedNode, fields: SampleFields, changes: Changes
+        self, client: Client, node: ServedNode, fields: protocol.SampleFields, changes: Changes
     ) -> Iterator[tuple[SamplingParams, int, Reservation]]:
         """Check a sample operation; yield its parameters, its first index, and its reservation.
 
@@ -329,7 +322,7 @@ class NodeCalls:
             fields: The request.
             changes: Records the indices.
         """
-        with name_params_in_errors():
+        with name_field_in_errors("params"):
             params = merge_params(node.tree.params, fields.params)
         if fields.n > self.store.limits.max_node_samples:
             raise RequestError(f"n must be at most {self.store.limits.max_node_samples:,}", "n")
@@ -352,11 +345,11 @@ class NodeCalls:
 
     async def _draw(
         self, node: ServedNode, indices: range, params: SamplingParams
-    ) -> tuple[list[BackendSample], NodeUsage]:
+    ) -> tuple[list[BackendSample], protocol.NodeUsage]:
         """Return one sample per index, and what they took."""
         tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
-        with name_params_in_errors():
-            await self._served.prepare(params)
+        with name_field_in_errors("params"):
+            await self._served.encoder.prepare(params)
         self._check_live(node)
 
         async def begin(backend: LiveBackend) -> list[BackendSample]:
@@ -403,7 +396,7 @@ class NodeCalls:
 
     def _add_samples(
         self, node: ServedNode, first: int, samples: Sequence[BackendSample], changes: Changes
-    ) -> list[NodeAnswer]:
+    ) -> list[protocol.NodeAnswer]:
         """Add samples as children of a node.
 
         Args:

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from treegen.integrations.nodes import protocol
 from treegen.integrations.server.errors import (
     StatusError,
     cancel_on_disconnect,
@@ -25,22 +26,11 @@ from treegen.integrations.server.errors import (
     json_response,
     stream_json,
 )
+from treegen.integrations.server.limits import NodeLimits
 from treegen.integrations.server.node_batch import BatchRunner
 from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_params import NodeLimits
-from treegen.integrations.server.node_types import (
-    IDEMPOTENCY_HEADER,
-    BatchRequest,
-    ExtendRequest,
-    NodeAnswer,
-    NodeSampleRequest,
-    NodeScoreRequest,
-    NodeUsage,
-    RootRequest,
-    ScoreResult,
-    TreeList,
-)
-from treegen.integrations.server.nodes import Changes, Client, NodeStore, ServedNode
+from treegen.integrations.server.nodes import Changes, Client, NodeStore
+from treegen.integrations.server.openapi import ROUTES
 from treegen.integrations.server.requests import RequestError, parse_model, read_json
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
@@ -169,37 +159,35 @@ class NodeRoutes:
 
     def handlers(self) -> list[tuple[str, str, Handler]]:
         """Return path, method and handler of each route."""
-        calls, post = self._calls, self._post
-        return [
-            ("/v1/nodes", "GET", self._list),
-            ("/v1/nodes", "POST", partial(post, kind=RootRequest, run=calls.root)),
-            (
-                "/v1/nodes/batch",
-                "POST",
-                partial(post, kind=BatchRequest, run=self._batch_runner.run),
-            ),
-            ("/v1/nodes/{id}", "GET", self._read),
-            ("/v1/nodes/{id}", "DELETE", self._drop),
-            ("/v1/nodes/{id}/sample", "POST", self._sample),
-            ("/v1/nodes/{id}/extend", "POST", partial(post, kind=ExtendRequest, run=calls.extend)),
-            ("/v1/nodes/{id}/score", "POST", partial(post, kind=NodeScoreRequest, run=self._score)),
-        ]
-
-    async def _score(
-        self, client: Client, node: ServedNode, parsed: NodeScoreRequest, changes: Changes
-    ) -> ScoreResult:
-        return await self._calls.score(client, node, parsed)
+        calls = self._calls
+        handlers: dict[str, Handler] = {
+            "list_trees": self._list,
+            "read_node": self._read,
+            "drop_node": self._drop,
+            "sample_children": self._sample,
+        }
+        runs: dict[str, Callable[..., Awaitable[BaseModel]]] = {
+            "create_root": calls.root,
+            "run_batch": self._batch_runner.run,
+            "extend_node": calls.extend,
+            "score_texts": lambda client, node, parsed, _: calls.score(client, node, parsed),
+        }
+        for route in ROUTES:
+            if route.body is not None and route.name in runs:
+                run = runs[route.name]
+                handlers[route.name] = partial(self._post, kind=route.body, run=run)
+        return [(route.path, route.method.upper(), handlers[route.name]) for route in ROUTES]
 
     async def _sample(self, request: Request) -> Response:
         body = await self._read_body(request)
-        parsed = self._parse(NodeSampleRequest, body)
+        parsed = self._parse(protocol.NodeSampleRequest, body)
         if not parsed.stream:
-            return await self._post(request, NodeSampleRequest, self._calls.sample, body)
-        if IDEMPOTENCY_HEADER in request.headers:
+            return await self._post(request, protocol.NodeSampleRequest, self._calls.sample, body)
+        if protocol.IDEMPOTENCY_HEADER in request.headers:
             raise StatusError(
                 400,
-                f"{IDEMPOTENCY_HEADER} cannot be used together with stream, because streamed "
-                "responses are not stored; remove one of the two",
+                f"{protocol.IDEMPOTENCY_HEADER} cannot be used together with stream, because "
+                "streamed responses are not stored; remove one of the two",
                 "stream",
             )
         client = self._client(request)
@@ -212,8 +200,8 @@ class NodeRoutes:
     async def _events(
         self,
         client: Client,
-        first: NodeAnswer | NodeUsage,
-        items: AsyncGenerator[NodeAnswer | NodeUsage, None],
+        first: protocol.NodeAnswer | protocol.NodeUsage,
+        items: AsyncGenerator[protocol.NodeAnswer | protocol.NodeUsage, None],
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream. The samples are cancelled when the client stops reading."""
         async with aclosing(items):
@@ -225,8 +213,8 @@ class NodeRoutes:
                 yield encode_event({"type": "error", "error": describe_error(error)})
             yield b"data: [DONE]\n\n"
 
-    def _event(self, client: Client, item: NodeAnswer | NodeUsage) -> bytes:
-        if isinstance(item, NodeAnswer):
+    def _event(self, client: Client, item: protocol.NodeAnswer | protocol.NodeUsage) -> bytes:
+        if isinstance(item, protocol.NodeAnswer):
             return encode_event({"type": "node", "node": item.model_dump(mode="json")})
         memory = self.store.memory(client).model_dump()
         return encode_event({"type": "done", "usage": item.model_dump(), "memory": memory})
@@ -244,7 +232,7 @@ class NodeRoutes:
 
     async def _list(self, request: Request) -> Response:
         client = self._client(request)
-        answer = TreeList(data=self.store.trees(client), memory=self.store.memory(client))
+        answer = protocol.TreeList(data=self.store.trees(client), memory=self.store.memory(client))
         return stream_json(_encode(answer))
 
     def _client(self, request: Request) -> Client:
@@ -271,7 +259,7 @@ class NodeRoutes:
 
         async def compute() -> bytes:
             try:
-                if isinstance(parsed, RootRequest | BatchRequest):
+                if isinstance(parsed, protocol.RootRequest | protocol.BatchRequest):
                     self._check_model(parsed.model)
                 ids = request.path_params.values()
                 nodes = [self.store.find(client, name) for name in ids]
@@ -282,7 +270,7 @@ class NodeRoutes:
                 changes.undo(self.store)
                 raise
 
-        key = request.headers.get(IDEMPOTENCY_HEADER)
+        key = request.headers.get(protocol.IDEMPOTENCY_HEADER)
         if key is None:
             return stream_json(await cancel_on_disconnect(request, compute()))
         answers = self._answers.setdefault(

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
+from treegen.integrations.nodes.protocol import MAX_INDEX, Memory, TreeAnswer
 from treegen.integrations.server.errors import StatusError
-from treegen.integrations.server.node_params import NodeLimits
-from treegen.integrations.server.node_types import MAX_INDEX, Memory, TreeAnswer
+from treegen.integrations.server.limits import NodeLimits
 from treegen.integrations.server.requests import RequestError
 from treegen.llm.async_llm import AsyncLLM
 from treegen.prompts.tree import Message

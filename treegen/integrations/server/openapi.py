@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from treegen.common.version import VERSION
-from treegen.integrations.server import node_types as types
+from treegen.integrations.nodes import protocol
 
 _ERRORS: Final = {
     "400": "The request cannot be used.",
@@ -39,46 +40,51 @@ class _Route(NamedTuple):
 
 
 ROUTES: Final = (
-    _Route("/v1/nodes", "get", "list_trees", "List trees", None, types.TreeList),
+    _Route("/v1/nodes", "get", "list_trees", "List trees", None, protocol.TreeList),
     _Route(
-        "/v1/nodes", "post", "create_root", "Create a root", types.RootRequest, types.NodeResult
+        "/v1/nodes",
+        "post",
+        "create_root",
+        "Create a root",
+        protocol.RootRequest,
+        protocol.NodeResult,
     ),
     _Route(
         "/v1/nodes/batch",
         "post",
         "run_batch",
         "Run several operations",
-        types.BatchRequest,
-        types.BatchAnswer,
+        protocol.BatchRequest,
+        protocol.BatchAnswer,
     ),
-    _Route("/v1/nodes/{id}", "get", "read_node", "Read a node", None, types.ReadResult),
-    _Route("/v1/nodes/{id}", "delete", "drop_node", "Drop a subtree", None, types.DropResult),
+    _Route("/v1/nodes/{id}", "get", "read_node", "Read a node", None, protocol.ReadResult),
+    _Route("/v1/nodes/{id}", "delete", "drop_node", "Drop a subtree", None, protocol.DropResult),
     _Route(
         "/v1/nodes/{id}/sample",
         "post",
         "sample_children",
         "Sample children",
-        types.NodeSampleRequest,
-        types.SampleResult,
+        protocol.NodeSampleRequest,
+        protocol.SampleResult,
     ),
     _Route(
         "/v1/nodes/{id}/extend",
         "post",
         "extend_node",
         "Append given text",
-        types.ExtendRequest,
-        types.NodeResult,
+        protocol.ExtendRequest,
+        protocol.NodeResult,
     ),
     _Route(
         "/v1/nodes/{id}/score",
         "post",
         "score_texts",
         "Score continuations",
-        types.NodeScoreRequest,
-        types.ScoreResult,
+        protocol.NodeScoreRequest,
+        protocol.ScoreResult,
     ),
 )
-"""The documented routes."""
+"""The routes of nodes; `NodeRoutes` has their handlers."""
 
 
 @functools.cache
@@ -88,7 +94,7 @@ def make_openapi(*, searches: bool = False) -> dict[str, Any]:
     Args:
         searches: Whether the server answers chats by searches. Default: False.
     """
-    models: set[type[BaseModel]] = {types.ErrorAnswer, types.Event}
+    models: set[type[BaseModel]] = {protocol.ErrorAnswer, protocol.Event}
     for route in ROUTES:
         models |= {model for model in (route.body, route.answer) if model is not None}
     requests = {route.body for route in ROUTES}
@@ -104,7 +110,7 @@ def make_openapi(*, searches: bool = False) -> dict[str, Any]:
         paths[_SEARCH] = {"post": _describe_search()}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "treegen nodes", "version": VERSION, "description": types.__doc__},
+        "info": {"title": "treegen nodes", "version": VERSION, "description": protocol.__doc__},
         "paths": paths,
         "components": {
             "schemas": schemas["$defs"],
@@ -117,13 +123,11 @@ def make_openapi(*, searches: bool = False) -> dict[str, Any]:
 def _describe_route(route: _Route) -> dict[str, Any]:
     parameters: list[dict[str, Any]] = []
     if "{id}" in route.path:
-        parameters.append(
-            {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-        )
+        parameters.append(_describe_path("id"))
     if route.method == "post":
         parameters.append(
             {
-                "name": types.IDEMPOTENCY_HEADER,
+                "name": protocol.IDEMPOTENCY_HEADER,
                 "in": "header",
                 "required": False,
                 "schema": {"type": "string", "maxLength": 255},
@@ -131,51 +135,68 @@ def _describe_route(route: _Route) -> dict[str, Any]:
                 "stored response.",
             }
         )
-    content = {"application/json": {"schema": _reference(route.answer)}}
-    if route.body is types.NodeSampleRequest:
-        content["text/event-stream"] = {"schema": _reference(types.Event)}
+    answers = {"application/json": _reference(route.answer)}
+    if route.body is protocol.NodeSampleRequest:
+        answers["text/event-stream"] = _reference(protocol.Event)
+    body = _reference(route.body) if route.body is not None else None
+    return _describe_operation(route.name, route.summary, parameters, body, answers)
+
+
+def _describe_search() -> dict[str, Any]:
+    """Return the description of the searches, whose bodies and answers are those of OpenAI."""
+    any_object = {"type": "object"}
+    return _describe_operation(
+        "search_chat",
+        "Answer a chat by a search; a request of /v1/chat/completions with `search`",
+        [_describe_path("method")],
+        any_object,
+        {"application/json": any_object, "text/event-stream": any_object},
+    )
+
+
+def _describe_operation(
+    name: str,
+    summary: str,
+    parameters: Sequence[dict[str, Any]],
+    body: dict[str, str] | None,
+    answers: dict[str, dict[str, str]],
+) -> dict[str, Any]:
+    """Return the description of an operation.
+
+    Args:
+        name: Its id.
+        summary: A few words on what it does.
+        parameters: Its parameters in the path and the header.
+        body: The schema of its body; None for an operation without one.
+        answers: The schema of its answer, by media type.
+    """
+    content = {kind: {"schema": schema} for kind, schema in answers.items()}
     description: dict[str, Any] = {
-        "operationId": route.name,
-        "summary": route.summary,
+        "operationId": name,
+        "summary": summary,
         "parameters": parameters,
         "responses": {
             "200": {"description": "The result.", "content": content},
             **_describe_errors(),
         },
     }
-    if route.body is not None:
+    if body is not None:
         description["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": _reference(route.body)}},
+            "content": {"application/json": {"schema": body}},
         }
     return description
 
 
-def _describe_search() -> dict[str, Any]:
-    """Return the description of the searches, whose bodies and answers are those of OpenAI."""
-    content: dict[str, Any] = {
-        "application/json": {"schema": {"type": "object"}},
-        "text/event-stream": {"schema": {"type": "object"}},
-    }
-    method = {"name": "method", "in": "path", "required": True, "schema": {"type": "string"}}
-    body = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
-    return {
-        "operationId": "search_chat",
-        "summary": "Answer a chat by a search; a request of /v1/chat/completions with `search`",
-        "parameters": [method],
-        "requestBody": body,
-        "responses": {
-            "200": {"description": "The answer.", "content": content},
-            **_describe_errors(),
-        },
-    }
+def _describe_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _describe_errors() -> dict[str, Any]:
     return {
         status: {
             "description": description,
-            "content": {"application/json": {"schema": _reference(types.ErrorAnswer)}},
+            "content": {"application/json": {"schema": _reference(protocol.ErrorAnswer)}},
         }
         for status, description in _ERRORS.items()
     }

@@ -19,9 +19,9 @@ from treegen.common.params import REQUEST_FIELDS, SamplingParams
 from treegen.common.spelling import did_you_mean, suggest_arguments
 from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, TreegenError
+from treegen.integrations.nodes.params import Sampling, Variables, read_structure
+from treegen.integrations.nodes.protocol import Operation
 from treegen.integrations.server.field_errors import describe_field_error, hint_field
-from treegen.integrations.server.node_params import Sampling, Variables, read_structure
-from treegen.integrations.server.node_types import Operation
 from treegen.prompts.grammars import REQUESTED
 from treegen.prompts.images.table import ImageTable
 from treegen.prompts.tree import Message

@@ -20,9 +20,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treegen.errors import InputError
 from treegen.integrations.server.app import Server
-from treegen.integrations.server.node_params import NodeLimits
+from treegen.integrations.server.limits import NodeLimits, SearchLimits
 from treegen.integrations.server.search import SearchMethods
-from treegen.integrations.server.search_requests import SearchLimits
 from treegen.integrations.server.sockets import prepare_to_listen, url_of
 from treegen.llm import LLM
 from treegen.llm.async_llm import AsyncLLM

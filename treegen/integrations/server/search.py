@@ -13,7 +13,7 @@ import secrets
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -25,24 +25,26 @@ from starlette.types import Receive, Scope, Send
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import BusyError, InputError
+from treegen.integrations.nodes.protocol import BatchRequest, Operation, Result, RootOperation
 from treegen.integrations.server.errors import encode_event, make_error_response
+from treegen.integrations.server.limits import NodeLimits, SearchLimits
 from treegen.integrations.server.node_batch import BatchRunner
 from treegen.integrations.server.node_calls import NodeCalls
-from treegen.integrations.server.node_params import NodeLimits
-from treegen.integrations.server.node_types import BatchRequest, Operation, Result, RootOperation
 from treegen.integrations.server.nodes import Changes, NodeStore
 from treegen.integrations.server.requests import RequestError, check_chat_template
-from treegen.integrations.server.search_requests import SearchLimits, SearchRequest, parse_search
+from treegen.integrations.server.search_requests import SearchRequest, parse_search
+from treegen.integrations.server.search_thread import SearchThread
 from treegen.search.budget import Budget
 from treegen.search.tree.records import SearchTree
 from treegen.search.tree.result import SearchResult
 
 if TYPE_CHECKING:
     from treegen.llm.async_llm import AsyncLLM
-    from treegen.search.tree.node import SearchFn, SearchNode
+    from treegen.search.tree.node import SearchNode
     from treegen.search.tree.result import SearchOutcome
 
 _KEEP_ALIVE_SECONDS: Final = 10
+_CLIENT: Final = "searches"  # name of the client whose nodes are those of all searches
 _MAX_TOKENS: Final = 1_024  # of a reply, if the request does not say
 
 
@@ -64,52 +66,12 @@ class PreparedSearch(Protocol):
         """Return the answer of a reply; None if it has none."""
 
 
-class SearchRunner(Protocol):
-    """Runs searches over nodes."""
-
-    failure: BaseException | None
-    """The error after which no search can run; None while searches can run."""
-
-    async def run(
-        self,
-        fn: SearchFn,
-        root: RootOperation,
-        *,
-        name: str,
-        params: SamplingParams,
-        budget: Budget,
-    ) -> SearchResult:
-        """Run one search; if the caller is cancelled, so is the search.
-
-        Args:
-            fn: The search function.
-            root: The prompt.
-            name: Name of the search.
-            params: Default sampling parameters of nodes.
-            budget: Budget of the search.
-        """
-        ...
-
-    def close(self) -> None:
-        """End all searches."""
-
-
 class SearchMethods(Protocol):
-    """Prepares searches by method, and runs them; see `treegen.tasks.chat.ChatSearches`."""
+    """Prepares searches by method; see `treegen.tasks.chat.ChatSearches`."""
 
     @property
     def methods(self) -> Sequence[str]:
         """Names of the methods."""
-        ...
-
-    def open_runner(
-        self, run_operations: Callable[[Sequence[Operation]], Awaitable[Sequence[Result]]]
-    ) -> SearchRunner:
-        """Start to run searches; called in the server's event loop.
-
-        Args:
-            run_operations: Runs operations on nodes, in the server's event loop.
-        """
         ...
 
     def prepare(
@@ -187,13 +149,8 @@ class SearchService:
             dict(default_params),
             limits,
         )
-        self._runner: SearchRunner | None = None
+        self._thread: SearchThread | None = None
         self._num_running: Counter[str] = Counter()  # by client
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error after which no search can run; None while searches can run."""
-        return self._runner.failure if self._runner is not None else None
 
     def parse(self, method: str, body: Mapping[str, Any]) -> SearchRequest:
         """Return the request in a body.
@@ -279,10 +236,8 @@ class SearchService:
         Raises:
             TreegenError: the search fails.
         """
-        if self._runner is None:
-            self._runner = self._searches.open_runner(self._run_operations)
         search = prepared.search
-        result = await self._runner.run(
+        result = await self._get_thread().run(
             search,
             prepared.root,
             name=uuid.uuid4().hex,
@@ -294,9 +249,17 @@ class SearchService:
         # Encoding a large tree takes a while, so do it without blocking other requests.
         return await asyncio.to_thread(self._build, prepared, result)
 
+    def _get_thread(self) -> SearchThread:
+        """Return the thread of the searches, which the first search starts, or after a failure."""
+        if self._thread is None or self._thread.failure is not None:
+            for tree in list(self._store.client(_CLIENT).trees):  # of searches that have failed
+                self._store.drop(tree.root)
+            self._thread = SearchThread(self._run_operations)
+        return self._thread
+
     async def _run_operations(self, operations: Sequence[Operation]) -> Sequence[Result]:
         """Run operations of a search on nodes; if it is cancelled, the new nodes are dropped."""
-        changes, client = Changes(), self._store.client("searches")
+        changes, client = Changes(), self._store.client(_CLIENT)
         try:
             request = BatchRequest.model_construct(operations=list(operations))
             return (await self._batch_runner.run(client, request, changes)).results
@@ -311,7 +274,9 @@ class SearchService:
         before: Any = request.chat.prompts()[0]  # a chat has one
         template = request.chat.chat_template_kwargs
         try:
-            text, _ = await self._served.render_turns(turns, before=before, template=template)
+            text, _ = await self._served.encoder.render_turns(
+                turns, before=before, template=template
+            )
         except InputError as error:  # which matters only to methods that give instructions
             failure = error
 
@@ -410,8 +375,8 @@ class SearchService:
 
     def close(self) -> None:
         """End all searches."""
-        if self._runner is not None:
-            self._runner.close()
+        if self._thread is not None:
+            self._thread.close()
 
 
 class SearchStream(StreamingResponse):

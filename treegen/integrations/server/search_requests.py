@@ -8,10 +8,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from treegen.common.checks import check_int, check_number
 from treegen.common.structured_outputs import STRUCTURES
-from treegen.errors import InputError, arg
-from treegen.integrations.server.node_params import NodeModel
+from treegen.integrations.nodes.params import NodeModel
+from treegen.integrations.server.limits import SearchLimits
 from treegen.integrations.server.requests import (
     CompletionRequest,
     RequestError,
@@ -24,46 +23,20 @@ from treegen.search.budget import Budget
 _MAX_ANSWERS: Final = 128
 # Fields of a chat that a search cannot honour, and why.
 _NOT_SEARCHED: Final = {
-    "tools": "a search answers with text",
-    "tool_choice": "a search answers with text",
-    "parallel_tool_calls": "a search answers with text",
-    "logprobs": "the tree has the log-probability of each node",
-    "top_logprobs": "the tree has the log-probability of each node",
     "prompt_logprobs": "a search does not score its prompt",
     "first": "a search numbers its samples itself",
-    "include_stop": "a search decides which steps have their stop strings",
-    "include_stop_str_in_output": "a search decides which steps have their stop strings",
     "return_token_ids": "the tree has the text of each node",
     "separate_reasoning": "a search answers with the whole text",
-    **dict.fromkeys((*STRUCTURES, *REQUESTED), "a search answers with text"),
+    **dict.fromkeys(
+        ("tools", "tool_choice", "parallel_tool_calls", *STRUCTURES, *REQUESTED),
+        "a search answers with text",
+    ),
+    **dict.fromkeys(("logprobs", "top_logprobs"), "the tree has the log-probability of each node"),
+    **dict.fromkeys(
+        ("include_stop", "include_stop_str_in_output"),
+        "a search decides which steps have their stop strings",
+    ),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchLimits:
-    """Limits on searches, named as the options of `treegen serve`.
-
-    Raises:
-        InputError: a limit cannot be used.
-    """
-
-    max_searches: int = 16
-    """Maximum number of searches at once; further requests get 429. 0 turns searches off."""
-    max_key_searches: int | None = None
-    """Maximum number of searches of one API key at once; None is `max_searches`."""
-    max_search_tokens: int = 16_384
-    """Largest budget of decoded tokens of a search, and the budget of requests that name none."""
-    max_search_seconds: float = 600.0
-    """Largest budget of seconds of a search, and the budget of requests that name none."""
-
-    def __post_init__(self) -> None:
-        check_int("max_searches", self.max_searches, minimum=0)
-        if self.max_key_searches is not None:
-            check_int("max_key_searches", self.max_key_searches, minimum=1)
-        check_int("max_search_tokens", self.max_search_tokens, minimum=1)
-        check_number("max_search_seconds", self.max_search_seconds)
-        if not self.max_search_seconds > 0:
-            raise InputError(f"{arg('max_search_seconds')} must be more than 0")
 
 
 class _Budget(NodeModel):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treegen.common.checks import check_argument_types, check_int
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.common.cores import count_cores
 from treegen.common.foreign_names import NEUTRAL_ENGINE, drop_neutral
 from treegen.common.params import SamplingParams
@@ -18,6 +19,7 @@ from treegen.errors import InputError
 from treegen.llm import LLM
 from treegen.llm.arguments import missing_attribute
 from treegen.llm.base import BaseLLM
+from treegen.llm.cluster import jobs
 from treegen.llm.cluster.cluster_run import ClusterRun
 from treegen.llm.cluster.dispatcher import (
     Dispatcher,
@@ -25,14 +27,6 @@ from treegen.llm.cluster.dispatcher import (
     sample_items,
     score_groups,
     score_items,
-)
-from treegen.llm.cluster.jobs import (
-    ImageJob,
-    PackedPlan,
-    SamplingJob,
-    ScoringJob,
-    SearchingJob,
-    WorkerJob,
 )
 from treegen.llm.cluster.placement import Placement, parse_placement
 from treegen.llm.cluster.ray_session import RaySession
@@ -172,8 +166,7 @@ class Cluster(BaseLLM):
 
     def limit(self, workers: int | None) -> None:
         """Make later runs use only the first `workers` workers; None uses all."""
-        if workers is not None:
-            check_int("workers", workers, minimum=1)
+        check_counts(workers=workers)
         self._max_workers = workers
 
     def close(self) -> None:
@@ -216,16 +209,16 @@ class Cluster(BaseLLM):
         self, plan: Plan, params: Sequence[SamplingParams], samples: Sequence[Sequence[int]]
     ) -> Stream:
         plan.check_fits(self.model_info.num_pages or 0, self.model_info.page_size)
-        packed = PackedPlan.of(plan, params)
+        packed = jobs.PackedPlan.of(plan, params)
         prompts = [segment.tokens for segment in plan.segments]
         if all(not request.samples for request in plan.requests):
             groups = score_groups(plan)
             names = [plan.requests[group[0]].id for group in groups]
-            job = ScoringJob(packed, groups)
+            job = partial(jobs.begin_scoring, packed, groups)
             run = self._run(job, score_items(plan, groups), names, prompts)
             return ClusterScores(plan, run, groups)
         items, names = sample_items(plan, samples), [request.id for request in plan.requests]
-        run = self._run(SamplingJob(packed), items, names, prompts)
+        run = self._run(partial(jobs.begin_sampling, packed), items, names, prompts)
         return ClusterStream(plan, run)
 
     def _open_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
@@ -240,7 +233,7 @@ class Cluster(BaseLLM):
                 ids = as_token_ids(problem.name, problem.content)
                 check_vocabulary(problem.name, ids, self.spec, self.images)
         problems = self._with_origins(problems, params.seed)
-        job = SearchingJob(fn, problems, params, **how)
+        job = partial(jobs.begin_searching, fn, problems, {"params": params, **how})
         names = [problem.name for problem in problems]
         # A search cannot be split, and its duration is unknown.
         items = [WorkItem(key, (0,)) for key in range(len(problems))]
@@ -250,7 +243,7 @@ class Cluster(BaseLLM):
 
     def _run(
         self,
-        job: WorkerJob,
+        job: jobs.WorkerJob,
         items: Sequence[WorkItem],
         names: Sequence[str],
         prompts: Iterable[Tokens],
@@ -259,7 +252,7 @@ class Cluster(BaseLLM):
     ) -> ClusterRun:
         self._check_ready()
         if self.images is not None and (images := self.images.export_images(prompts)):
-            job = ImageJob(images, job)
+            job = partial(jobs.begin_with_images, images, job)
         slots = self._pool.slots[: self._max_workers]
         if all(slot.over for slot in slots):
             raise make_no_workers_error(slots)

@@ -157,7 +157,7 @@ class ClusterRun(Synchronized):
         results: list[Result] = []
         if self.closed:
             return results
-        if failure := self._pool.session.describe_failure():
+        if failure := self._pool.session.monitor.describe_failure():
             self._give_up(failure)
             return []
         self._update_workers()

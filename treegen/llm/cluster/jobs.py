@@ -26,7 +26,6 @@ from treegen.search.tree.node_registry import pickling_for_other_process
 if TYPE_CHECKING:
     from treegen.engine.on_demand_stream import OnDemandStream
     from treegen.llm import LLM
-    from treegen.search.budget import Budget
     from treegen.search.run import SearchRun
     from treegen.search.tree.node import SearchFn
     from treegen.search.tree.result import SearchProblem, SearchResult
@@ -99,76 +98,53 @@ class JobShare(ABC):
         assert not floors, "only samples have a confidence"
 
 
-class WorkerJob(ABC):
-    """A job, which is sent to every worker once."""
-
-    @abstractmethod
-    def begin(self, llm: LLM) -> JobShare:
-        """Start a worker's share, without any parts yet."""
+WorkerJob = Callable[["LLM"], JobShare]
+"""A job, which is sent to every worker once. It starts a worker's share, without any parts yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingJob(WorkerJob):
-    """Draw samples of a plan: parts are requests and samples."""
-
-    packed: PackedPlan
-
-    def begin(self, llm: LLM) -> JobShare:
-        """Start a run without any samples."""
-        plan, params = self.packed.unpack()
-        return _SamplingShare(llm.open_planned_stream(plan, params))
+def begin_sampling(packed: PackedPlan, llm: LLM) -> JobShare:
+    """Start to draw samples of a plan: parts are requests and samples."""
+    plan, params = packed.unpack()
+    return _SamplingShare(llm.open_planned_stream(plan, params))
 
 
-@dataclass(frozen=True, slots=True)
-class ScoringJob(WorkerJob):
-    """Score the requests of a plan: parts are groups of them and indices in a group."""
+def begin_scoring(packed: PackedPlan, groups: Sequence[Sequence[int]], llm: LLM) -> JobShare:
+    """Start to score the requests of a plan.
 
-    packed: PackedPlan
-    groups: Sequence[Sequence[int]]
-
-    def begin(self, llm: LLM) -> JobShare:
-        """Start a run without any pairs."""
-        plan, params = self.packed.unpack()
-        return _ScoringShare(llm.open_planned_stream(plan, params), self.groups)
-
-
-@dataclass(frozen=True, slots=True)
-class SearchingJob(WorkerJob):
-    """Search problems: parts are problems."""
-
-    fn: SearchFn
-    problems: Sequence[SearchProblem]
-    params: SamplingParams
-    concurrency: int
-    budget: Budget | None
-    rows: int
-
-    def begin(self, llm: LLM) -> JobShare:
-        """Start a run without any searches."""
-        run = llm._start_searches(
-            self.fn,
-            self.problems,
-            params=self.params,
-            concurrency=self.concurrency,
-            budget=self.budget,
-            rows=self.rows,
-            on_demand=True,
-        )
-        return _SearchingShare(run)
+    Args:
+        packed: The plan.
+        groups: Groups of its requests. Parts are groups and indices in a group.
+        llm: The worker's LLM.
+    """
+    plan, params = packed.unpack()
+    return _ScoringShare(llm.open_planned_stream(plan, params), groups)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageJob(WorkerJob):
-    """A job whose prompts have images; `images` has them with their files."""
+def begin_searching(
+    fn: SearchFn, problems: Sequence[SearchProblem], how: Mapping[str, Any], llm: LLM
+) -> JobShare:
+    """Start to search problems: parts are problems.
 
-    images: tuple[PlacedImage, ...]
-    job: WorkerJob
+    Args:
+        fn: The search.
+        problems: The problems.
+        how: Further arguments of `SearchRun`.
+        llm: The worker's LLM.
+    """
+    return _SearchingShare(llm._start_searches(fn, problems, on_demand=True, **how))
 
-    def begin(self, llm: LLM) -> JobShare:
-        """Start the job; an image is encoded when this worker computes a prompt with it."""
-        assert llm.images is not None
-        llm.images.import_images(self.images)
-        return self.job.begin(llm)
+
+def begin_with_images(images: Sequence[PlacedImage], job: WorkerJob, llm: LLM) -> JobShare:
+    """Start a job whose prompts have images, which are encoded when this worker needs them.
+
+    Args:
+        images: The images with their files.
+        job: The job.
+        llm: The worker's LLM.
+    """
+    assert llm.images is not None
+    llm.images.import_images(images)
+    return job(llm)
 
 
 class _SamplingShare(JobShare):

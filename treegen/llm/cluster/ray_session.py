@@ -57,6 +57,7 @@ class RaySession:
 
     Attributes:
         ray: The module.
+        monitor: Watches Ray's processes.
     """
 
     def __init__(self, placement: Placement, cpus: int) -> None:
@@ -91,7 +92,7 @@ class RaySession:
                 )
         try:
             with defer_signals():
-                self._monitor = RayMonitor(self.ray, patience)
+                self.monitor = RayMonitor(self.ray, patience)
         except Exception as error:
             self.close()
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -123,19 +124,6 @@ class RaySession:
                 raise WorkerError(
                     f"Ray failed to start: {reason:.300}; end earlier Ray processes with `ray stop`"
                 ) from error
-
-    def describe_failure(self, *, at_once: bool = False) -> str:
-        """Return a message about an ended process of Ray; empty while Ray works.
-
-        Args:
-            at_once: Whether to check now. Default: reuse the result of the last 0.2 seconds.
-        """
-        return self._monitor.describe_failure(at_once=at_once)
-
-    @property
-    def is_server_down(self) -> bool:
-        """Whether Ray's server did not listen at the last check, so that calls of Ray may block."""
-        return self._monitor.refused_since is not None
 
     def get_free_resources(self) -> dict[str, float]:
         """Return the free resources of all nodes together."""
@@ -226,6 +214,7 @@ class RayMonitor:
 
     Attributes:
         refused_since: Time since which Ray's server refuses connections; None while it listens.
+            Without the server calls of Ray may block.
     """
 
     def __init__(self, ray: Any, patience: float) -> None:
@@ -254,7 +243,11 @@ class RayMonitor:
         self._failure = ""
 
     def describe_failure(self, *, at_once: bool = False) -> str:
-        """Return a message about an ended process; empty while all are alive."""
+        """Return a message about an ended process; empty while all are alive.
+
+        Args:
+            at_once: Whether to check now. Default: reuse the result of the last 0.2 seconds.
+        """
         now = time.monotonic()
         if self._failure or (now - self._last < _POLL_SECONDS and not at_once):
             return self._failure

@@ -147,7 +147,7 @@ class Worker:
         assert self._llm is not None
         try:
             job: WorkerJob = unpickle_job(packed)
-            self._share = job.begin(self._llm)
+            self._share = job(self._llm)
         except Exception as error:
             self._failed = WorkerFailure.of(error)
 

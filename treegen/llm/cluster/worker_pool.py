@@ -141,7 +141,7 @@ class WorkerPool:
             failures = slot.failures
             self.poll_slot(slot)
             has_died = slot.failures > failures
-            if failure := self.session.describe_failure(at_once=has_died):
+            if failure := self.session.monitor.describe_failure(at_once=has_died):
                 raise WorkerError(f"{slot.name} cannot be started: {failure}; try again")
             if all(other.over for other in self.slots):
                 raise WorkerError(f"{make_no_workers_error(self.slots)}; start the run again")
@@ -183,7 +183,7 @@ class WorkerPool:
         except ray.exceptions.RayError as error:
             result = WorkerFailure(self.session.describe_worker_error(error))
             has_died = self.session.is_death(error)
-        if has_died and self.session.describe_failure(at_once=True):
+        if has_died and self.session.monitor.describe_failure(at_once=True):
             return False  # the caller reports it; a replacement would wait for Ray
         if isinstance(result, WorkerFailure):
             if self.starting and not has_died:
@@ -221,8 +221,8 @@ class WorkerPool:
 
     def add_joined_gpus(self) -> list[WorkerSlot]:
         """Start workers on GPUs that have joined the Ray cluster; return their slots."""
-        is_due = time.monotonic() >= self._next_gpu_check and not self.session.is_server_down
-        if not self.adds_joined_gpus or not is_due:
+        is_due = time.monotonic() >= self._next_gpu_check
+        if not self.adds_joined_gpus or not is_due or self.session.monitor.refused_since:
             return []
         self._next_gpu_check = time.monotonic() + _GPU_CHECK_SECONDS
         free = int(self.session.get_free_resources().get("GPU", 0))

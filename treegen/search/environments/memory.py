@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from itertools import count
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from treegen.common.synchronization import run_in_daemon
 from treegen.errors import InputError, StoppedError, WorldError
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.protocol import Observation, Traits
@@ -262,29 +263,17 @@ async def in_daemon(function: Callable[..., T], *args: Any) -> T:
         function: The function.
         *args: Its arguments.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)  # type: ignore[arg-type]
-        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-            future.set_exception(error)
-        else:  # a future cannot have it, or it would end the loop
-            future.set_exception(WorldError(f"{type(error).__name__}: {error}".rstrip(": ")))
-
-    def work() -> None:
+    def work() -> T:
         try:
-            outcome: tuple[T | None, BaseException | None] = function(*args), None
+            return function(*args)
         except BaseException as error:
-            outcome = None, error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, *outcome)
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            # A future cannot have the error, or the error would end the event loop.
+            raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
 
-    threading.Thread(target=work, name="treegen-world", daemon=True).start()
-    result = await future
+    result = await asyncio.wrap_future(run_in_daemon("treegen-world", work))
     return await result if inspect.isawaitable(result) else result
 
 

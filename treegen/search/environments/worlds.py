@@ -52,9 +52,7 @@ class LiveWorlds(Closeable):
             max_seconds: Longest time of one call of the environment, such as an action.
         """
         check_int("max_live", max_live, minimum=1)
-        check_number("max_seconds", max_seconds)
-        if not max_seconds > 0:
-            raise InputError(f"max_seconds must be more than 0, got {max_seconds!r}")
+        check_number("max_seconds", max_seconds, above=0)
         has_snapshots = environment.traits.has_snapshots
         self.environment: Environment = (
             environment if has_snapshots else ReplayEnvironment(environment)
@@ -426,9 +424,8 @@ class LiveWorlds(Closeable):
         deadline = self._loop.time() + _CLOSING_SECONDS
         while (tasks := asyncio.all_tasks() - {this_task}) and self._loop.time() < deadline:
             await asyncio.wait(tasks, timeout=max(0.0, deadline - self._loop.time()))
-        for state in list(self._states):
-            if not state.lock.locked():  # by a call that ignores its cancellation
-                await self._end(state)
+        # A call that ignores its cancellation may hold the lock of a state.
+        await asyncio.gather(*(self._end(s) for s in list(self._states) if not s.lock.locked()))
         await self._call(self.environment.close(), "closing the environment")
         await self._loop.shutdown_asyncgens()
 

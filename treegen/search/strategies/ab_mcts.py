@@ -11,13 +11,14 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from statistics import NormalDist, fmean
 from typing import Final, Literal
 
 import numpy as np
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.errors import InputError
 from treegen.prompts.plan.draws import row_seed
 from treegen.search.budget import BudgetReached
@@ -29,7 +30,6 @@ from treegen.search.strategies.common import (
     Costs,
     Done,
     State,
-    check_counts,
     collect_outcome,
     text_state,
 )
@@ -145,12 +145,6 @@ Rule = Literal["m", "a", "a-beta"]
 _DRAWS: Final[Mapping[str, Draw]] = {"a": draw_gaussian, "a-beta": draw_beta}
 
 
-def check_rule(rule: str) -> None:
-    """Raise InputError for an unknown rule."""
-    if rule != "m" and rule not in _DRAWS:
-        raise InputError(f"rule must be one of m, {', '.join(_DRAWS)}, got {rule!r}")
-
-
 def choose_child(
     options: Sequence[SearchNode],
     children: Sequence[SearchNode],
@@ -253,19 +247,14 @@ async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
         InputError: The rule is unknown, or `generate` has no functions.
     """
     check_counts(iterations=iterations, batch=batch, depth=depth)
-    check_rule(rule)
     if isinstance(generate, Mapping) and not generate:
         raise InputError("generate must not be empty; pass at least one function by name")
     generators = dict(generate) if isinstance(generate, Mapping) else {"": generate}
-    tree = _Branches(
-        root,
-        list(generators),
-        done,
-        rule=rule,
-        depth=depth,
-        refine=refine,
-        observed={} if observed is None else observed,
-    )
+    origin = root.search.origin_of(root.key)
+    rng = random.Random(row_seed(root.search.params.seed, origin, len(root.children)))
+    values_of: dict[str, list[float]] = {name: [] for name in generators}
+    observed = {} if observed is None else observed
+    tree = _Branches(root, done, rule, depth, refine, rng, observed, values_of)
     first, costs = {state(root): root}, Costs(root.search)
     stopped, remaining = "", iterations
     try:
@@ -293,47 +282,41 @@ async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
     return await collect_outcome(root, done, evaluate, stopped, inner=refine)
 
 
+@dataclass(slots=True)
 class _Branches:
-    """The children, failed attempts and values of one search.
+    """The children, failed attempts and values of one search."""
 
-    Attributes:
-        observed: The values at and below each node that was kept.
-    """
-
-    def __init__(
-        self,
-        root: SearchNode,
-        names: Sequence[str],
-        done: Done,
-        *,
-        rule: Rule,
-        depth: int | None,
-        refine: bool,
-        observed: dict[SearchNode, list[float]],
-    ) -> None:
-        self._root, self._done = root, done
-        self._rule, self._depth, self._refine = rule, depth, refine
-        self.observed = observed
-        self._children: defaultdict[SearchNode, list[SearchNode]] = defaultdict(list)
-        # Values of attempts without a new child, by parent.
-        self._childless: defaultdict[SearchNode, list[float]] = defaultdict(list)
-        self._values: dict[str, list[float]] = {name: [] for name in names}
-        self._above: dict[SearchNode, SearchNode] = {}
-        origin = root.search.origin_of(root.key)
-        self._rng = random.Random(row_seed(root.search.params.seed, origin, len(root.children)))
+    root: SearchNode
+    done: Done
+    rule: Rule
+    depth: int | None
+    refine: bool
+    rng: random.Random
+    observed: dict[SearchNode, list[float]]
+    """The values at and below each node that was kept."""
+    values: dict[str, list[float]]
+    """The values of the nodes that each function has made."""
+    children: defaultdict[SearchNode, list[SearchNode]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    childless: defaultdict[SearchNode, list[float]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Values of attempts without a new child, by parent."""
+    above: dict[SearchNode, SearchNode] = field(default_factory=dict)
 
     def choose(self) -> tuple[SearchNode, str]:
         """Return the node to generate a child of, and the name of the function."""
-        node, steps = self._root, 0
+        node, steps = self.root, 0
         while True:
             steps += 1
-            children = self._children[node]
+            children = self.children[node]
             options = [child for child in children if self._is_open(child, steps)]
             child = choose_child(
-                options, children, self._childless[node], self.observed, self._rule, self._rng
+                options, children, self.childless[node], self.observed, self.rule, self.rng
             )
             if child is None:
-                return node, choose_generator(self._values, self._rule, self._rng)
+                return node, choose_generator(self.values, self.rule, self.rng)
             node = child
 
     def add(self, node: SearchNode, name: str, child: SearchNode | None, value: float) -> None:
@@ -346,23 +329,20 @@ class _Branches:
             value: Its value, or that of the node with the same state.
         """
         if child is not None and child in self.observed:
-            self._children[node].append(child)
-            self._above[child] = node
+            self.children[node].append(child)
+            self.above[child] = node
             self.observed[child].append(value)
             child.visits = 1
-            if len(self._values) > 1 and child.data is None:
+            if len(self.values) > 1 and child.data is None:
                 child.data = {"by": name}
         else:
-            self._childless[node].append(value)
-        self._add_value_above(node, value)
-        self._values[name].append(value)
-
-    def _is_open(self, node: SearchNode, steps: int) -> bool:
-        is_short = self._depth is None or steps < self._depth
-        return (self._refine or not self._done(node)) and is_short
-
-    def _add_value_above(self, node: SearchNode, value: float) -> None:
-        while node is not self._root:
+            self.childless[node].append(value)
+        self.values[name].append(value)
+        while node is not self.root:
             self.observed[node].append(value)
             node.visits += 1
-            node = self._above[node]
+            node = self.above[node]
+
+    def _is_open(self, node: SearchNode, steps: int) -> bool:
+        is_short = self.depth is None or steps < self.depth
+        return (self.refine or not self.done(node)) and is_short

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.search.evaluate import Evaluate
 from treegen.search.event_loop import gather
 from treegen.search.propose import Propose
@@ -11,7 +11,6 @@ from treegen.search.strategies.common import (
     Done,
     State,
     assess,
-    check_counts,
     collect_outcome,
     drop_duplicates,
     propose_all,

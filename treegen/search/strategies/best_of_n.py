@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.propose import Step
-from treegen.search.strategies.common import Costs, Done, assess, check_counts, collect_outcome
+from treegen.search.strategies.common import Costs, Done, assess, collect_outcome
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from treegen.common.checks import check_int
 from treegen.search.budget import BudgetReached
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.evaluate import Evaluate, evaluate_nodes
@@ -159,13 +158,6 @@ async def collect_outcome(
     candidates = rank(finished)
     best = next(iter(candidates or rank(leaves)), None)
     return SearchOutcome(best, tuple(candidates), stopped=stopped)
-
-
-def check_counts(**counts: int | None) -> None:
-    """Raise InputError unless each count is None or an integer of at least 1."""
-    for name, count in counts.items():
-        if count is not None:
-            check_int(name, count, minimum=1)
 
 
 class Costs:

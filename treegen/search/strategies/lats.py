@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.strategies.common import (
     DEAD_END,
     Done,
     State,
-    check_counts,
     collect_outcome,
     drop_duplicates,
     prune,
@@ -73,7 +73,8 @@ async def lats(  # noqa: PLR0913 -- users name these settings of a search
             kept.
     """
     check_counts(iterations=iterations, depth=depth, num_lessons=num_lessons)
-    plays = _Plays(root, propose, evaluate, done, depth=depth, c=c, state=state)
+    arms, seen = {root: NodeStatistics()}, {state(root)}
+    plays = _Plays(root, propose, evaluate, done, depth, c, state, arms, seen)
     ends: list[SearchNode] = []
     stopped = ""
     try:
@@ -98,33 +99,28 @@ async def lats(  # noqa: PLR0913 -- users name these settings of a search
     return SearchOutcome(solutions[0], tuple(solutions), stopped=stopped)
 
 
+@dataclass(slots=True)
 class _Plays:
     """The tree of a search: its statistics, the children that are still open, and the lessons."""
 
-    def __init__(
-        self,
-        root: SearchNode,
-        propose: ProposeAfter,
-        evaluate: EvaluateAfter,
-        done: Done,
-        *,
-        depth: int,
-        c: float,
-        state: State,
-    ) -> None:
-        self._root, self._propose, self._evaluate, self._done = root, propose, evaluate, done
-        self._depth, self._c, self._state = depth, c, state
-        self._arms: dict[SearchNode, NodeStatistics] = {root: NodeStatistics()}
-        self._seen: set[Hashable] = {state(root)}
-        self.open_children: dict[SearchNode, list[SearchNode]] = {}
-        self.lessons: list[str] = []
+    root: SearchNode
+    propose: ProposeAfter
+    evaluate: EvaluateAfter
+    done: Done
+    depth: int
+    c: float
+    state: State
+    arms: dict[SearchNode, NodeStatistics]
+    seen: set[Hashable]
+    open_children: dict[SearchNode, list[SearchNode]] = field(default_factory=dict)
+    lessons: list[str] = field(default_factory=list)
 
     async def play(self) -> list[SearchNode]:
         """Return the path to an end; empty if no end is left."""
-        path = [self._root]
+        path = [self.root]
         while path:
             node = path[-1]
-            if (node is not self._root and self._done(node)) or len(path) > self._depth:
+            if (node is not self.root and self.done(node)) or len(path) > self.depth:
                 return path
             if node not in self.open_children:
                 await self._expand(node)
@@ -134,28 +130,28 @@ class _Plays:
                 path.pop()
                 if path:
                     self.open_children[path[-1]].remove(node)
-                    if not self._arms[node].visits:  # it has no continuation
-                        prune([node], self._root, DEAD_END)
+                    if not self.arms[node].visits:  # it has no continuation
+                        prune([node], self.root, DEAD_END)
         return path
 
     def count(self, path: Sequence[SearchNode], reward: float) -> None:
         """Count a reward for all nodes of a play."""
         for node in path:
-            self._arms[node].add(reward)
-            node.value, node.visits = self._arms[node].mean, self._arms[node].visits
+            self.arms[node].add(reward)
+            node.value, node.visits = self.arms[node].mean, self.arms[node].visits
 
     async def _expand(self, node: SearchNode) -> None:
-        proposed = await self._propose(node, self.lessons)
-        children = drop_duplicates(proposed, self._state, self._seen, self._root)
+        proposed = await self.propose(node, self.lessons)
+        children = drop_duplicates(proposed, self.state, self.seen, self.root)
         self.open_children[node] = children
-        values = await evaluate_nodes(children, lambda nodes: self._evaluate(nodes, self.lessons))
+        values = await evaluate_nodes(children, lambda nodes: self.evaluate(nodes, self.lessons))
         for child, value in zip(children, values, strict=True):
-            self._arms[child], child.value = NodeStatistics(), value
+            self.arms[child], child.value = NodeStatistics(), value
 
     def _best_child(self, node: SearchNode) -> SearchNode:
-        visits = self._arms[node].visits
+        visits = self.arms[node].visits
 
         def score(child: SearchNode) -> tuple[float, float]:
-            return self._arms[child].compute_ucb(visits, self._c), child.value or 0.0
+            return self.arms[child].compute_ucb(visits, self.c), child.value or 0.0
 
         return max(self.open_children[node], key=score)

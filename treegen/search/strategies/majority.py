@@ -9,10 +9,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts, is_finite
 from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
-from treegen.search.strategies.common import check_counts
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 
@@ -120,10 +119,10 @@ def vote(
 
 def _weight(sample: SearchNode, weight: Callable[[SearchNode], float]) -> float:
     votes = weight(sample)
-    if not (math.isfinite(votes) and votes >= 0):
+    if not (is_finite(votes) and votes >= 0):
         raise InputError(
-            f"weight must return a finite number of at least 0, got {votes!r}; return a value such "
-            "as math.exp of a log-probability"
+            f"weight must return a finite number of at least 0, got {votes!r:.60}; return a value "
+            "such as math.exp of a log-probability"
         )
     return votes
 

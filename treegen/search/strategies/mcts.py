@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather
@@ -15,7 +16,6 @@ from treegen.search.strategies.common import (
     Costs,
     Done,
     State,
-    check_counts,
     collect_outcome,
     drop_duplicates,
     prune,
@@ -78,16 +78,7 @@ async def mcts(  # noqa: PLR0913 -- users name these settings of a search
     statistics = {} if statistics is None else statistics
     statistics[root] = NodeStatistics()
     tree, costs = TreeStatistics(statistics, c, rules), Costs(root.search)
-    visits = _Visits(
-        root,
-        propose,
-        done,
-        depth=depth,
-        priors=priors,
-        state=state,
-        statistics=tree,
-        costs=costs,
-    )
+    visits = _Visits(root, propose, done, depth, priors, state, tree, costs, {state(root)})
     stopped, remaining = "", iterations
     try:
         while remaining and (paths := await visits.choose(min(batch, remaining))):
@@ -107,29 +98,23 @@ async def mcts(  # noqa: PLR0913 -- users name these settings of a search
     return tree.in_order(outcome, root)
 
 
+@dataclass(slots=True)
 class _Visits:
     """Chooses the paths of visits, and gives nodes children on the way."""
 
-    def __init__(
-        self,
-        root: SearchNode,
-        propose: Propose,
-        done: Done,
-        *,
-        depth: int | None,
-        priors: Evaluate | None,
-        state: State,
-        statistics: TreeStatistics,
-        costs: Costs,
-    ) -> None:
-        self._root, self._propose, self._done = root, propose, done
-        self._depth, self._priors, self._state = depth, priors, state
-        self._statistics, self._costs = statistics, costs
-        self._seen = {state(root)}
+    root: SearchNode
+    propose: Propose
+    done: Done
+    depth: int | None
+    priors: Evaluate | None
+    state: State
+    statistics: TreeStatistics
+    costs: Costs
+    seen: set[Hashable]
 
     async def choose(self, max_paths: int) -> list[list[SearchNode]]:
         """Return the paths of the next visits, each to a different node."""
-        paths: list[list[SearchNode]] = [[self._root] for _ in range(max_paths)]
+        paths: list[list[SearchNode]] = [[self.root] for _ in range(max_paths)]
         while True:
             ready, chosen = dict[SearchNode, bool](), list[list[SearchNode]]()
             for path in paths:
@@ -138,46 +123,44 @@ class _Visits:
                     further = ready | {path[-1]: is_ready}
                     to_grow = [node for node in further if not further[node]]
                     num_values = len(chosen) + 1
-                    if chosen and not self._costs.fits_budget(
-                        steps=len(to_grow), values=num_values
-                    ):
+                    if chosen and not self.costs.fits_budget(steps=len(to_grow), values=num_values):
                         break
                     ready = further
                     chosen.append(path)
-                    self._statistics.mark([path], 1)
+                    self.statistics.mark([path], 1)
             if all(ready.values()):
                 return chosen
             await self._grow([node for node in ready if not ready[node]])
-            self._statistics.mark(chosen, -1)
+            self.statistics.mark(chosen, -1)
             paths = chosen
 
     def _is_end(self, path: Sequence[SearchNode]) -> bool:
-        is_solution = path[-1] is not self._root and self._done(path[-1])
-        return is_solution or (self._depth is not None and len(path) > self._depth)
+        is_solution = path[-1] is not self.root and self.done(path[-1])
+        return is_solution or (self.depth is not None and len(path) > self.depth)
 
     def _descend(self, path: list[SearchNode]) -> bool:
         """Extend a path to where a visit ends. False if the node there needs children first."""
-        children_of = self._statistics.children
+        children_of = self.statistics.children
         while path and not self._is_end(path):
             node = path[-1]
-            if node is not self._root and not self._statistics.nodes[node].visits:
+            if node is not self.root and not self.statistics.nodes[node].visits:
                 return True
             if node not in children_of:
                 return False
             if children_of[node]:
-                path.append(self._statistics.next(node))
+                path.append(self.statistics.next(node))
             else:
                 path.pop()
                 if path and node in children_of[path[-1]]:  # another visit may have pruned it
-                    prune([node], self._root, DEAD_END)
+                    prune([node], self.root, DEAD_END)
                     children_of[path[-1]].remove(node)
         return True
 
     async def _grow(self, nodes: Sequence[SearchNode]) -> None:
-        calls = gather(map(self._propose, nodes))
-        proposed = await self._costs.of("steps", len(nodes), calls)
+        calls = gather(map(self.propose, nodes))
+        proposed = await self.costs.of("steps", len(nodes), calls)
         for node, steps in zip(nodes, proposed, strict=True):
-            new = drop_duplicates(steps, self._state, self._seen, self._root)
-            self._statistics.children[node] = new
-            weights = await make_statistics(new, self._priors)
-            self._statistics.nodes.update(zip(new, weights, strict=True))
+            new = drop_duplicates(steps, self.state, self.seen, self.root)
+            self.statistics.children[node] = new
+            weights = await make_statistics(new, self.priors)
+            self.statistics.nodes.update(zip(new, weights, strict=True))

@@ -7,14 +7,13 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.errors import InputError
 from treegen.prompts.plan.draws import row_seed
 from treegen.search.budget import BudgetReached
 from treegen.search.event_loop import gather
 from treegen.search.external_calls import walk_key_of
 from treegen.search.propose import Step
-from treegen.search.strategies.common import check_counts
 from treegen.search.strategies.majority import Answer
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome

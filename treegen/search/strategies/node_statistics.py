@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Final, Literal, get_args, get_type_hints
+from typing import Final, Literal
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, checked_class
 from treegen.errors import InputError
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.tree.node import SearchNode
@@ -23,6 +23,7 @@ _REWARDS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
 }
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class MCTSRules:
     """How Monte Carlo tree search counts visits and chooses nodes.
@@ -43,11 +44,6 @@ class MCTSRules:
     """Which solution comes first. "value": the one with the highest value. "reward": the one whose
     visit gave the root the highest reward. "visits", "mean": the one that is reached by following
     the children with most visits or with the highest mean."""
-
-    def __post_init__(self) -> None:
-        for name, kind in get_type_hints(MCTSRules).items():
-            if (rule := getattr(self, name)) not in get_args(kind):
-                raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, got {rule!r}")
 
     def rewards(self, values: Sequence[float]) -> list[float]:
         """Return the reward of a visit for each node of its path.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.errors import InputError
 from treegen.search.evaluate import Evaluate
 from treegen.search.event_loop import gather
@@ -15,7 +15,6 @@ from treegen.search.strategies.common import (
     Done,
     State,
     assess,
-    check_counts,
     collect_outcome,
     drop_duplicates,
     prune,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.search.budget import BudgetReached
 from treegen.search.event_loop import gather
-from treegen.search.strategies.common import check_counts
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 

@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Hashable
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, check_counts
 from treegen.search.evaluate import Evaluate
 from treegen.search.external_calls import walk_key_of
 from treegen.search.propose import Propose
@@ -18,7 +18,6 @@ from treegen.search.strategies.common import (
     Done,
     State,
     assess,
-    check_counts,
     collect_outcome,
     drop_duplicates,
     propose_all,

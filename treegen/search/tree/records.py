@@ -6,9 +6,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
 
-from treegen.common.checks import check_argument_types
+from treegen.common.checks import check_argument_types, is_finite
 from treegen.common.formatting import safe_text
 from treegen.errors import DataError, InputError
 from treegen.search.tree.graphs import describe_ended, to_dot, to_mermaid, to_svg
@@ -84,24 +85,17 @@ class NodeRecord:
         }
 
 
-_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "id": (int,),
-    "parent_id": (int, type(None)),
-    "depth": (int,),
-    "text": (str,),
-    "score": (int, float, type(None)),
-    "logprob": (int, float),
-    "n_tokens": (int,),
-    "leaf": (bool,),
-    "pruned": (bool,),
-    "finish_reason": (str,),
-    "visits": (int,),
-    "prior": (int, float, type(None)),
-    "scores": (Mapping,),
-    "pruned_because": (str,),
-    "dropped": (bool,),
-    "restart": (int,),
-    "data": (object,),
+def _types_in_json(annotation: Any) -> tuple[type, ...]:
+    """Return the types that values of a field have when they are read from JSON."""
+    if isinstance(annotation, UnionType):
+        return tuple(kind for part in get_args(annotation) for kind in _types_in_json(part))
+    if annotation is float:
+        return int, float
+    return (str if annotation is NodeEnd else get_origin(annotation) or annotation,)
+
+
+_TYPES: Final = {
+    name: _types_in_json(annotation) for name, annotation in get_type_hints(NodeRecord).items()
 }
 # Defaults of optional fields, which records of older runs do not have.
 _DEFAULTS: Final[dict[str, object]] = {"scores": {}} | {
@@ -255,7 +249,7 @@ def round_value(value: float) -> float:
 
 def _round_finite(name: str, value: float | None) -> float | None:
     try:
-        return None if value is None or not math.isfinite(value) else round_value(value)
+        return None if value is None or not is_finite(value) else round_value(value)
     except (TypeError, ValueError):
         raise InputError(f"{name} of a node must be a number, got {value!r:.80}") from None
 
@@ -304,7 +298,7 @@ def _describe_fault(record: object, index: int, before: Sequence[NodeRecord]) ->
             return f"has {name} {value!r}"
         if isinstance(value, float) and not math.isfinite(value):
             return f"has {name} {value}, which is not JSON"
-    if record["finish_reason"] not in ("stop", "length", "confidence", "error", "given"):
+    if record["finish_reason"] not in get_args(NodeEnd):
         return f"has finish_reason {record['finish_reason']!r}"
     if record["id"] != index:
         return f"has the id {record['id']}, but ids must count up from 0"

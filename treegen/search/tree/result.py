@@ -153,7 +153,8 @@ class SearchResult:
             _check_own(outcome, ids)
         except InputError as wrong:
             error, outcome, returned = wrong, None, None
-        stopped = outcome.stopped if outcome else ""
+        found = outcome or SearchOutcome(None)
+        stopped = found.stopped
         stopped_by = search.stopped.by if search.stopped else None
         if isinstance(error, BudgetReached | BudgetIgnored):
             stopped_by = stopped_by or getattr(error, "by", StopReason.BUDGET)
@@ -163,10 +164,10 @@ class SearchResult:
         return SearchResult(
             name=search.name,
             tree=SearchTree.of(nodes),
-            best=ids[outcome.best] if outcome and outcome.best is not None else None,
-            candidates=tuple(ids[node] for node in outcome.candidates) if outcome else (),
-            answers=outcome.answers if outcome else (),
-            votes=dict(outcome.votes) if outcome else {},
+            best=None if found.best is None else ids[found.best],
+            candidates=tuple(ids[node] for node in found.candidates),
+            answers=found.answers,
+            votes=dict(found.votes),
             usage=replace(search.usage, seconds=search.usage.elapsed_seconds()),
             stopped=stopped,
             stopped_by=stopped_by,

@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treegen.errors import InputError
-from treegen.integrations.server.node_types import (
-    DropOperation,
-    ExtendOperation,
-    FailedOperation,
-    Operation,
-    Result,
-    RootOperation,
-)
+from treegen.integrations.nodes import protocol
 from treegen.search.backend import PendingResults
 
 
@@ -68,7 +61,7 @@ class StepCall:
     context: NodeContext
     root_name: str | None
     """Name of the root, if it has to be created; None if nothing is drawn below it."""
-    make: Callable[..., Operation]
+    make: Callable[..., protocol.Operation]
     """Returns the operation for the id of its node."""
     result_indices: range
     """Indices of the results in the ticket."""
@@ -102,7 +95,7 @@ class StepRequest:
             lease_seconds: Lease of the trees that it creates; None is the server's default.
         """
         self._max_operations, self._lease = max_operations, lease_seconds
-        self.operations: list[Operation] = []
+        self.operations: list[protocol.Operation] = []
         self.calls: list[tuple[int, StepCall]] = []
         """Calls, each with the index of its operation."""
         self.postponed: list[StepCall] = []
@@ -149,7 +142,7 @@ class StepRequest:
         self.calls.append((len(self.operations), call))
         self.operations.append(operation)
         if is_temporary:
-            self.operations.append(DropOperation(op="drop", node=names[root]))
+            self.operations.append(protocol.DropOperation(op="drop", node=names[root]))
         return True
 
     @staticmethod
@@ -167,7 +160,9 @@ class StepRequest:
             node = node.parent
         return missing[::-1]
 
-    def find_failure(self, call: StepCall, results: Sequence[Result]) -> FailedOperation | None:
+    def find_failure(
+        self, call: StepCall, results: Sequence[protocol.Result]
+    ) -> protocol.FailedOperation | None:
         """Return why the node of a call, or an ancestor, was not created; None if all were.
 
         Args:
@@ -181,14 +176,14 @@ class StepRequest:
             node = node.parent
         for index, context in (*self.created, *self.temporary):
             result = results[index]
-            if context in path and isinstance(result, FailedOperation):
+            if context in path and isinstance(result, protocol.FailedOperation):
                 return result
         return None
 
     def drop(self, context: NodeContext) -> None:
         """Add the operation that drops a node."""
         assert context.id is not None
-        self.operations.append(DropOperation(op="drop", node=context.id))
+        self.operations.append(protocol.DropOperation(op="drop", node=context.id))
 
     def _create(
         self, context: NodeContext, root_name: str | None, names: dict[NodeContext, str]
@@ -201,13 +196,13 @@ class StepRequest:
             names: Nodes that the request creates, to which this node is added.
         """
         content, index = context.content, len(self.operations)
-        operation: Operation
+        operation: protocol.Operation
         if context.parent is None:
-            operation = RootOperation(
+            operation = protocol.RootOperation(
                 op="root", prompt=content, name=root_name, seed=0, lease_seconds=self._lease
             )
         else:
-            operation = ExtendOperation(
+            operation = protocol.ExtendOperation(
                 op="extend",
                 node=_refer_to(context.parent, names),
                 index=int(context.path.split("/")[-2].removeprefix("+")),

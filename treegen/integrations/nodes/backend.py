@@ -19,22 +19,10 @@ from pydantic import ValidationError
 from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
-from treegen.integrations.client.conversion import completion_of, encode_parts, error_of, score_of
-from treegen.integrations.client.step_requests import NodeContext, StepCall, StepRequest, Ticket
-from treegen.integrations.server.node_types import (
-    FailedOperation,
-    NodeAnswer,
-    NodeResult,
-    Operation,
-    Result,
-    RootOperation,
-    SampleOperation,
-    SampleResult,
-    Sampling,
-    ScoreOperation,
-    ScoreResult,
-    sampling_fields,
-)
+from treegen.integrations.nodes import protocol
+from treegen.integrations.nodes.conversion import completion_of, encode_parts, error_of, score_of
+from treegen.integrations.nodes.params import Sampling, sampling_fields
+from treegen.integrations.nodes.step_requests import NodeContext, StepCall, StepRequest, Ticket
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import SearchUsage
@@ -44,7 +32,7 @@ _MAX_REFUSALS: Final = 60  # times that a call is sent to a busy server
 _FIRST_WAIT_SECONDS: Final = 0.1
 _LONGEST_WAIT_SECONDS: Final = 5.0
 
-Send = Callable[[Sequence[Operation]], Awaitable[Sequence[Result]]]
+Send = Callable[[Sequence[protocol.Operation]], Awaitable[Sequence[protocol.Result]]]
 """A function that runs operations on a server, and returns their results in order."""
 
 
@@ -79,7 +67,9 @@ class NodeBackend:
 
     # Contexts
 
-    async def create_root(self, root: RootOperation) -> tuple[NodeContext, NodeAnswer]:
+    async def create_root(
+        self, root: protocol.RootOperation
+    ) -> tuple[NodeContext, protocol.NodeAnswer]:
         """Create a root on the server.
 
         Args:
@@ -89,9 +79,9 @@ class NodeBackend:
             TreegenError: the server does not accept it.
         """
         (result,) = await self._send([root.model_copy(update={"lease_seconds": self._lease})])
-        if isinstance(result, FailedOperation):
+        if isinstance(result, protocol.FailedOperation):
             raise error_of(result.error)
-        assert isinstance(result, NodeResult)
+        assert isinstance(result, protocol.NodeResult)
         node, memory = result.node, result.memory
         self._max_samples, self._max_operations = memory.max_samples, memory.max_operations
         return NodeContext(None, root, "", node.id, node.num_context_tokens), node
@@ -163,7 +153,7 @@ class NodeBackend:
             for start in range(first, first + num, self._max_samples):
                 result_indices = range(start, min(start + self._max_samples, first + num))
                 make = partial(
-                    SampleOperation,
+                    protocol.SampleOperation,
                     op="sample",
                     n=len(result_indices),
                     first=indices[start],
@@ -194,7 +184,7 @@ class NodeBackend:
         """
         assert isinstance(context, NodeContext)
         ticket = Ticket(search, [None] * len(texts))
-        make = partial(ScoreOperation, op="score", texts=list(texts))
+        make = partial(protocol.ScoreOperation, op="score", texts=list(texts))
         self._post(StepCall(ticket, context, None, make, range(len(texts)), 0, context.num_tokens))
         return [score for score in await self._wait_for(ticket) if score is not None]
 
@@ -289,7 +279,7 @@ class NodeBackend:
             for index, context in request.created:
                 self._note_created(context, results[index])
             for index, context in request.temporary:
-                if isinstance(result := results[index], NodeResult):
+                if isinstance(result := results[index], protocol.NodeResult):
                     context.num_tokens = result.node.num_context_tokens
             for index, call in request.calls:
                 self._receive(call, request.find_failure(call, results) or results[index])
@@ -307,16 +297,16 @@ class NodeBackend:
             for _, context in request.created:
                 context.creator = None
 
-    def _note_created(self, context: NodeContext, result: Result) -> None:
-        if isinstance(result, NodeResult):
+    def _note_created(self, context: NodeContext, result: protocol.Result) -> None:
+        if isinstance(result, protocol.NodeResult):
             context.id, context.num_tokens = result.node.id, result.node.num_context_tokens
             if context.is_released:  # while the request was in progress
                 self._dropped.append(context)
 
-    def _receive(self, call: StepCall, result: Result) -> None:
+    def _receive(self, call: StepCall, result: protocol.Result) -> None:
         """Store the results of a call in its ticket, and count what they cost."""
         ticket, usage = call.ticket, call.ticket.search.usage
-        if isinstance(result, FailedOperation):
+        if isinstance(result, protocol.FailedOperation):
             # Too many samples wait, or the client is at a limit that its other requests may free.
             is_busy = result.error.code == 429 and (
                 result.error.free is None or len(self._tasks) > 1
@@ -331,11 +321,11 @@ class NodeBackend:
             return
         if call.num_counted_tokens is not None:
             usage.tokens_reprompted += call.context.num_tokens - call.num_counted_tokens
-        if isinstance(result, SampleResult):
+        if isinstance(result, protocol.SampleResult):
             usage.tokens_prefilled += result.usage.prefilled_tokens
             for index, node in zip(call.result_indices, result.nodes, strict=True):
                 self._store_sample(call, index, node)
-        elif isinstance(result, ScoreResult):
+        elif isinstance(result, protocol.ScoreResult):
             usage.tokens_prefilled += result.usage.prefilled_tokens
             for index, score in zip(call.result_indices, result.scores, strict=True):
                 ticket.results[index] = score_of(score)
@@ -345,7 +335,7 @@ class NodeBackend:
         if not ticket.num_open and ticket.call is None:
             ticket.finish()
 
-    def _store_sample(self, call: StepCall, index: int, node: NodeAnswer) -> None:
+    def _store_sample(self, call: StepCall, index: int, node: protocol.NodeAnswer) -> None:
         ticket, parent = call.ticket, call.context
         path = f"{parent.path}{node.index}/"
         context = NodeContext(parent, None, path, node.id, node.num_context_tokens)

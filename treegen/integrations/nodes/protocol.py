@@ -19,11 +19,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from treegen.common.params import MAX_COUNT, MAX_SEED
-from treegen.integrations.server.node_params import NodeModel as NodeModel
-from treegen.integrations.server.node_params import Sampling as Sampling
-from treegen.integrations.server.node_params import Token as Token
-from treegen.integrations.server.node_params import Variables as Variables
-from treegen.integrations.server.node_params import sampling_fields as sampling_fields
+from treegen.integrations.nodes.params import NodeModel, Sampling, Token, Variables
 
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 """Header of a POST request with a text that the client chooses. If the client sends the request
