@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -46,9 +46,7 @@ from treegen.runs.images import RunImages
 if TYPE_CHECKING:
     from treegen.evals.early_stopping import Rounds
     from treegen.evals.job import Job
-    from treegen.evals.pipeline.evaluation import EvaluationResult
     from treegen.evals.scoring.run_verdicts import RunVerdicts
-    from treegen.report.compare import Comparison
 
 _MAX_ROWS: Final = 10
 
@@ -443,22 +441,3 @@ def _sum_usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
         ),
         sample_tokens=sum(sample.num_tokens for p in problems for sample in p.samples),
     )
-
-
-def compare_rows(
-    rows: "Sequence[Sequence[EvaluationResult]]", *, allow_task_code: bool = False
-) -> "Iterator[tuple[str, str, Comparison]]":
-    """Yield both paths and the comparison of each further row's runs with the first row's.
-
-    Args:
-        rows: Runs of the same tasks, such as one row for each adapter. Pairs that are unfinished or
-            not scored are left out.
-        allow_task_code: Whether to run the code of tasks that the runs name.
-    """
-    from treegen.report.compare import compare_runs
-
-    for row in rows[1:]:
-        for a, b in zip(rows[0], row, strict=True):
-            if not (a.missing or b.missing or a.report is None or b.report is None):
-                views = [load_run(e.path, allow_task_code=allow_task_code) for e in (a, b)]
-                yield str(a.path), str(b.path), compare_runs(*views)
