@@ -346,8 +346,8 @@ def _stored_report(run: RunDir) -> Report | None:
     """Return the report in results.json; None if it is missing or unreadable."""
     from pydantic import TypeAdapter  # slow to import, and needed only without the problems
 
-    with suppress(RunError, KeyError, TypeError, ValueError):
-        return TypeAdapter(Report).validate_python(run.results()["report"])
+    with suppress(KeyError, TypeError, ValueError):
+        return TypeAdapter(Report).validate_python(run.stored_results()["report"])
     return None
 
 
@@ -360,12 +360,10 @@ def _describe_changes(run: RunDir, report: Report | None) -> list[ChangedNotice]
         run: The run.
         report: The report of its present samples; None if they are not scored.
     """
-    results = None
-    with suppress(RunError):
-        results = run.results()
-    if report is None or not isinstance(results, dict) or results.get("done") != len(run.done):
-        return []
+    results = run.stored_results()
     stored = results.get("report")
+    if report is None or results.get("done") != len(run.done):
+        return []
     if not isinstance(stored, dict) or stored.get("num_samples") != report.num_samples:
         return []  # programs without stored verdicts have a notice of their own
     change = describe_changed_scores(stored, report_values(report))

@@ -4,12 +4,11 @@ So all code that shows or compares runs accepts search runs. Their only filter i
 """
 
 import math
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Unpack
 
-from treegen.errors import RunError, TreegenError
+from treegen.errors import TreegenError
 from treegen.evals.config.base import (
     OpenRunOptions,
     drop_unset,
@@ -111,10 +110,8 @@ def _load_job(run: SearchRunDir, options: OpenRunOptions, notices: list[str]) ->
 
 def _describe_changes(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> list[ChangedNotice]:
     """Return a sentence if results.json has another number of solved searches than the trees."""
-    results = None
-    with suppress(RunError):
-        results = run.results()
-    if not isinstance(results, dict) or results.get("done") != len(trees):
+    results = run.stored_results()
+    if results.get("done") != len(trees):
         return []
     before, now = results.get("num_solved"), sum(tree.solved is True for tree in trees)
     if not isinstance(before, int) or before == now:

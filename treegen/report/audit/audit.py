@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final, Unpack
+from typing import Final, Unpack
 
 from treegen.common.files import as_path
 from treegen.common.lifetimes import pause_gc
@@ -186,8 +186,7 @@ def _is_scored(view: RunView) -> bool:
     if view.info.free.get("score") is not False or view.report is None:
         return view.report is not None
     with suppress(TreegenError), RunDir.open(view.path) as run:
-        results: Any = run.results()
-        return isinstance(results, dict) and results.get("report") is not None
+        return run.stored_results().get("report") is not None
     return False
 
 

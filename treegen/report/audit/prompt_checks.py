@@ -276,8 +276,7 @@ def _read_tokenizer_config(model: Path) -> dict[str, Any]:
 
 def _find_shortened(view: RunView) -> Iterator[Finding]:
     with suppress(TreegenError), RunDir.open(view.path) as run:
-        results: Any = run.results() or {}
-        count = results.get("shortened") if isinstance(results, dict) else None
+        count = run.stored_results().get("shortened")
         if isinstance(count, int):
             num_shortened = min(max(0, count), view.num_done)
             yield from find("prompt-shortened", [("", "")] * num_shortened, view.num_done)
