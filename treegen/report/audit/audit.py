@@ -21,7 +21,6 @@ from treegen.report.audit.prompt_checks import audit_prompts, find_tokenizer, pr
 from treegen.report.audit.sample_checks import audit_samples
 from treegen.report.load import load_run
 from treegen.report.view import RunView
-from treegen.runs import RunDir
 
 _SLOW: Final = ("mathematics", "code")
 
@@ -185,7 +184,7 @@ def _is_scored(view: RunView) -> bool:
     """Return whether a run has scores; a run with score=False is only scored when it is loaded."""
     if view.info.free.get("score") is not False or view.report is None:
         return view.report is not None
-    with suppress(TreegenError), RunDir.open(view.path) as run:
+    with suppress(TreegenError), view.open() as run:
         return run.stored_results().get("report") is not None
     return False
 
