@@ -369,6 +369,21 @@ ALL_FILTERS: Final = option("--all-filters", "Show results of every filter, not 
 WRITE_OUT: Final = option("--write-out", "Print the first prompt of each task.")
 
 
+def verifier_options(help: str) -> Decorator:
+    """Return a decorator that adds a verifier with this help text, and the verifier's settings."""
+    return add_options(
+        option("--verifier DIR|NAME", help),
+        option(
+            "--verifier-arg NAME=VALUE",
+            "Option of the verifier, as in `treegen verify`: mark, separator, tokens, label, "
+            "reduce, chat, turns.",
+            "verifier_args",
+            multiple=True,
+        ),
+        option("--verifier-memory SIZE", "Size of the verifier's KV cache. Default: 1GiB."),
+    )
+
+
 def _store_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     ctx.meta[f"{__name__}.{param.name}"] = value
 

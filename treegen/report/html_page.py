@@ -58,15 +58,11 @@ def render_plots(
         comparison: The comparison of the two runs; None draws each run's headline metric.
     """
     pictures = {
-        _run_key(number): [plot.render() for plot in run_plots(view)]
-        for number, view in enumerate(views)
+        f"run-{number}": [plot.render() for plot in run_plots(view)]
+        for number, view in enumerate(views, start=1)
     }
     plots = _plot_runs_together(views) if comparison is None else comparison_plots(comparison)
     return pictures, [plot.render() for plot in plots]
-
-
-def _run_key(number: int) -> str:
-    return f"run-{number + 1}"
 
 
 def _plot_runs_together(views: Sequence[RunView]) -> list[Plot]:

@@ -36,6 +36,7 @@ from treegen.report.view import (
     RunView,
     Sample,
     check_settings,
+    describe_problem,
     describe_unread,
     read_trees,
     task_name,
@@ -405,16 +406,13 @@ class _ProblemCollector:
         return tuple(self._build_view(problem_id) for problem_id in self._entries)
 
     def _build_view(self, problem_id: str) -> ProblemView:
-        problem = self._problems.get(problem_id)
         prompt_tokens, choice_tokens = self._tokens.get(problem_id, (0, 0))
         return ProblemView(
             id=problem_id,
-            question=problem.question if problem else "",
-            answer=problem.answer if problem else "",
+            **describe_problem(self._problems.get(problem_id)),
             prompt_tokens=prompt_tokens,
             choice_tokens=choice_tokens,
             samples=tuple(sorted(self._entries[problem_id][1], key=attrgetter("index"))),
-            group=problem.group if problem else "",
             images=self._images.of(problem_id),
         )
 

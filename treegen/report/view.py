@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.outputs import Thinking, answer_after
 from treegen.errors import Message, RunError, TreegenError
-from treegen.evals.problem import readable_reference
+from treegen.evals.problem import Problem, readable_reference
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.verdict import Verdict
 from treegen.runs import Key, RecordFile, RunDir, SearchRunDir
@@ -247,6 +247,12 @@ class ProblemView:
     def reference(self) -> str:
         """The reference answer, for people."""
         return readable_reference(self.answer)
+
+
+def describe_problem(problem: Problem | None) -> dict[str, Any]:
+    """Return the texts of a problem as fields of a `ProblemView`; empty without its data."""
+    names = ("question", "answer", "group")
+    return {} if problem is None else {name: getattr(problem, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
