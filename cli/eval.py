@@ -425,5 +425,5 @@ def plan(write_out: bool, **params: Any) -> None:
     tasks = collect_tasks(params)
     for prepared in plan_tasks(tasks, collect_choices(params), terminal, show_prompts=write_out):
         documents.append(plan_document(prepared.job, prepared.model_info, prepared.plan))
-        echo(plan_text(documents[-1], prepared.plan.levels()) + "\n")
+        echo(plan_text(documents[-1]) + "\n")
     json_line({"plans": documents})

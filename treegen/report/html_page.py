@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from treegen.common.files import file_name, replace_file
+from treegen.common.files import file_name, write_output
 from treegen.common.formatting import safe_text
 from treegen.common.lifetimes import freeze_gc
 from treegen.common.version import VERSION
@@ -135,14 +135,7 @@ def write_page(
     views = _make_names_unique(views)
     pictures, joint_pictures = render_plots(views, comparison)
     page = _render(views, pictures, joint_pictures, comparison=comparison, audits=audits)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path) as file:
-            file.writelines(piece.encode() for piece in page)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}; choose another path"
-        ) from None
+    write_output(path, (piece.encode() for piece in page))
     written = [path]
     folder = path.with_name(f"{path.stem}_plots")
     if path.parent == views[0].path:

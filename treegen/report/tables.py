@@ -323,10 +323,15 @@ def sharing(view: RunView) -> PrintableTable | None:
         "Rows below": "{0[rows]:,}",
         "Read once by": lambda level: f"{level['kept']:,} {kernel}" if level["kept"] else "none",
         "Read per row by": _describe_folded,
-        "Why": lambda level: ", ".join(f"{why} ({n:,})" for why, n in level["reasons"].items()),
+        "Why": list_reasons,
     }
     words = [*columns][4:]
     return PrintableTable.of(plan["levels"] if plan else (), columns, words=words, lines=lines)
+
+
+def list_reasons(level: Mapping[str, Any]) -> str:
+    """Return why segments of a level are read once or by each row, with their numbers."""
+    return ", ".join(f"{reason} ({num:,})" for reason, num in level["reasons"].items())
 
 
 def _describe_folded(level: Mapping[str, Any]) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.files import replace_file
+from treegen.common.files import write_output
 from treegen.common.formatting import safe_text
-from treegen.errors import InputError, require_extra
+from treegen.errors import require_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,20 +161,12 @@ class Picture:
             folder: The folder of the files; it is created if necessary.
 
         Raises:
-            InputError: the folder cannot be written.
+            InputError: a file cannot be written.
         """
         contents = {"svg": self.svg, "png": self.plot.png()}
         paths = [folder / f"{self.plot.name}.{kind}" for kind in contents]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for path, content in zip(paths, contents.values(), strict=True):
-                with replace_file(path) as file:
-                    file.write(content)
-        except OSError as error:
-            raise InputError(
-                f"cannot write to the folder {folder}: {error.strerror or error}; choose "
-                "another folder"
-            ) from None
+        for path, content in zip(paths, contents.values(), strict=True):
+            write_output(path, [content])
         return paths
 
 
