@@ -24,11 +24,7 @@ from treegen.evals.statistics.metrics import Report
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.report.changed_scores import (
-    ChangedNotice,
-    describe_changed_scores,
-    report_values,
-)
+from treegen.report.changed_scores import ChangedNotice, describe_changed_scores
 from treegen.report.load_search import load_search_run
 from treegen.report.view import FILE as TREES
 from treegen.report.view import (
@@ -367,7 +363,7 @@ def _describe_changes(run: RunDir, report: Report | None) -> list[ChangedNotice]
         return []
     if not isinstance(stored, dict) or stored.get("num_samples") != report.num_samples:
         return []  # programs without stored verdicts have a notice of their own
-    change = describe_changed_scores(stored, report_values(report))
+    change = describe_changed_scores(stored, report.to_json())
     return [ChangedNotice(change)] if change else []
 
 

@@ -29,11 +29,7 @@ class TreePicture {
   constructor(box, { nodes, best, rootLabel, choose }) {
     Object.assign(this, { box, nodes, best, rootLabel, choose, scale: 1, x: 0, y: 0 });
     this.byId = new Map(nodes.map((node) => [node.id, node]));
-    this.below = new Map();
-    for (const node of nodes) {
-      if (!this.below.has(node.parent_id)) this.below.set(node.parent_id, []);
-      this.below.get(node.parent_id).push(node);
-    }
+    this.below = childrenById(nodes);
     this.root = nodes[0];
     this.picked = this.root;
     const scores = nodes.map((node) => node.score).filter((score) => score !== null);
