@@ -77,7 +77,7 @@ def command(
         if (folder := output_path) is None:
             check_no_link(run_b, folder := run_b / f"compared_with_{file_name(a.name)}")
         for plot in comparison_plots(comparison):
-            files += plot.save(folder)
+            files += plot.render().save(folder)
         echo(f"plots: {safe_text(str(folder))}\n")
     if html is None:
         echo("to see the samples side by side, pass --html FILE.html\n")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.evaluation import EvaluationResult
     from treegen.evals.pipeline.execution import ModelLoader
+    from treegen.report.view import RunView
 
 # Below this number of problems, a line explains the width of intervals.
 _FEW: Final = 20
@@ -378,13 +380,24 @@ def _compare(
     """
     from treegen.cli.terminal.render import echo
     from treegen.common.formatting import safe_text
-    from treegen.report.load import compare_rows
+    from treegen.report.compare import compare_runs
+    from treegen.report.load import load_run
 
+    def load(result: "EvaluationResult") -> "RunView":
+        return load_run(result.path, result.verdicts, allow_task_code=allow_task_code)
+
+    first_views: dict[Path, RunView] = {}
     differences = []
-    for a, b, comparison in compare_rows(rows, allow_task_code=allow_task_code):
-        listing = comparison.listing(all_filters=all_filters, more="--all-filters shows them")
-        echo(f"{safe_text(f'{b} against {a}')}\n\n{listing}")
-        differences.append({"run_a": a, "run_b": b, **comparison.to_json()})
+    for row in rows[1:]:
+        for a, b in zip(rows[0], row, strict=True):
+            if a.missing or b.missing or a.report is None or b.report is None:
+                continue  # unfinished, or not scored
+            if a.path not in first_views:
+                first_views[a.path] = load(a)
+            comparison = compare_runs(first_views[a.path], load(b))
+            listing = comparison.listing(all_filters=all_filters, more="--all-filters shows them")
+            echo(f"{safe_text(f'{b.path} against {a.path}')}\n\n{listing}")
+            differences.append({"run_a": str(a.path), "run_b": str(b.path), **comparison.to_json()})
     return differences
 
 
@@ -412,5 +425,5 @@ def plan(write_out: bool, **params: Any) -> None:
     tasks = collect_tasks(params)
     for prepared in plan_tasks(tasks, collect_choices(params), terminal, show_prompts=write_out):
         documents.append(plan_document(prepared.job, prepared.model_info, prepared.plan))
-        echo(plan_text(documents[-1], prepared.plan.levels()) + "\n")
+        echo(plan_text(documents[-1]) + "\n")
     json_line({"plans": documents})

@@ -9,7 +9,13 @@ import click
 
 from treegen.cli.options.choices import collect_choices, make_execution, make_placement
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import OUTPUT, QUIET, add_option_groups, option
+from treegen.cli.options.options import (
+    OUTPUT,
+    QUIET,
+    add_option_groups,
+    option,
+    verifier_options,
+)
 from treegen.cli.options.pairs import read_pairs
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, methods_with_setting
@@ -92,17 +98,7 @@ def _describe_arguments() -> str:
     "Value of a state: logprob, min-logprob, reward:DIR for a reward model, or a name that the "
     "task knows (puzzles: judge, judge-sampled).",
 )
-@option(
-    "--verifier DIR|NAME", "Reward model or verifier that scores states, instead of --evaluate."
-)
-@option(
-    "--verifier-arg NAME=VALUE",
-    "Option of the verifier, as in `treegen verify`: mark, separator, tokens, label, reduce, chat, "
-    "turns.",
-    "verifier_args",
-    multiple=True,
-)
-@option("--verifier-memory SIZE", "Size of the verifier's KV cache. Default: 1GiB.")
+@verifier_options("Reward model or verifier that scores states, instead of --evaluate.")
 @option(
     "--prune-below",
     _setting_help("prune_below", "prune states with a lower value. Default: the task's."),

@@ -11,7 +11,7 @@ import click
 
 from treegen.cli.options.choices import make_engine
 from treegen.cli.options.command import GroupedCommand
-from treegen.cli.options.options import add_option_groups, option
+from treegen.cli.options.options import add_option_groups, option, verifier_options
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, arg, install
 
@@ -100,18 +100,7 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
     "Maximum seconds per search, with or without a budget. Default: 600.",
     type=float,
 )
-@option(
-    "--verifier DIR|NAME",
-    "Reward model or verifier that scores search states and nodes.",
-)
-@option(
-    "--verifier-arg NAME=VALUE",
-    "Option of the verifier, as in `treegen verify`: mark, separator, tokens, label, reduce, chat, "
-    "turns.",
-    "verifier_args",
-    multiple=True,
-)
-@option("--verifier-memory SIZE", "Size of the verifier's KV cache. Default: 1GiB.")
+@verifier_options("Reward model or verifier that scores search states and nodes.")
 @option(
     "--weights-dir DIR",
     "Folder of checkpoints that clients with a key may load with POST /v1/weights.",

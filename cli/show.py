@@ -113,14 +113,8 @@ def _show_run(view: "RunView", filter: str, *, full: bool, all_filters: bool) ->
     from treegen.report.run_settings import describe_view
 
     shares = run_document.get_vote_shares(view, filter)
-    results = {
-        "usage": view.usage,
-        "done": view.num_done,
-        "planned": view.info.planned,
-        "versions": view.info.versions,
-    }
     title = describe_view(view)
-    show_report(results, view.report, title=title, unit=view.unit, all_filters=all_filters)
+    show_report(view.results, view.report, title=title, unit=view.unit, all_filters=all_filters)
     echo(run_document.problems_text(view, shares, full=full))
     show_headline(describe_view(view, short=True), view.report, view.path)
     return run_document.run_document(view, shares)

@@ -85,7 +85,9 @@ def option(usage: str, help: str, name: str | None = None, **kwargs: Any) -> Dec
 
 RUN: Final = click.argument("run", type=PATH)
 RUNS: Final = click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=PATH)
-_TASK: Final = (
+# The options of each group, by the name that `add_option_groups` takes.
+_GROUPS: Final[dict[str, tuple[Decorator, ...]]] = {}
+_GROUPS["task"] = (
     click.argument("names", nargs=-1, metavar="[TASK]..."),
     option(
         "--tasks -t TASK[,TASK]",
@@ -95,7 +97,7 @@ _TASK: Final = (
     ),
     option("--include-path DIR", "Folder of YAML files in lm-eval's format, for lm-eval:TASK."),
 )
-_DATA: Final = (
+_GROUPS["data"] = (
     option(
         "--data --haystack PATH",
         "Problems: a JSONL file, a folder of splits, or a name such as hf; for needle tasks, the "
@@ -120,8 +122,6 @@ _DATA: Final = (
     ),
     option("--sample-id ID", "Run only this problem; may be repeated.", "ids", multiple=True),
 )
-
-
 _LOADING: Final = (
     option(
         "--dtype TYPE",
@@ -162,7 +162,15 @@ _LOADING: Final = (
     ),
     option("--eager", "On a GPU, skip compiling and CUDA graphs: faster start, slower decoding."),
 )
-_MODEL: Final = (
+_GROUPS["trust"] = (
+    option(
+        "--trust-remote-code",
+        "Run the code of the model's repository; a hub name needs a pinned revision. Not stored: "
+        "pass it to every command.",
+    ),
+)
+_GROUPS["judge model"] = (*_LOADING, *_GROUPS["trust"])
+_GROUPS["model"] = (
     option(
         "--model -M DIR|NAME",
         "Checkpoint directory, hub name, or a bundled model: demo, demo-agent.",
@@ -199,13 +207,9 @@ _MODEL: Final = (
         "Maximum draft tokens per sample and forward pass. Default: 12.",
         type=int,
     ),
-    option(
-        "--trust-remote-code",
-        "Run the code of the model's repository; a hub name needs a pinned revision. Not stored: "
-        "pass it to every command.",
-    ),
+    *_GROUPS["trust"],
 )
-_CLUSTER: Final = (
+_GROUPS["cluster"] = (
     option("--gpus all|N|0,2", "GPUs that each load the whole model and do a part of the work."),
     option("--workers N", "CPU workers that each load the whole model, instead of GPUs.", type=int),
     option(
@@ -214,7 +218,7 @@ _CLUSTER: Final = (
         "start a private Ray.",
     ),
 )
-_DRAWING: Final = (
+_GROUPS["drawing"] = (
     option("--temperature", "Sampling temperature; 0 is greedy. Default: the task's.", type=float),
     option(
         "--top-p",
@@ -233,7 +237,7 @@ _DRAWING: Final = (
         multiple=True,
     ),
 )
-_SAMPLING: Final = (
+_GROUPS["sampling"] = (
     option(
         "--n-samples -n --num-samples --epochs --repeats",
         "Samples per problem. Default: the task's.",
@@ -246,7 +250,7 @@ _SAMPLING: Final = (
         "generation_config.json). Default: task.",
         "sampling_from",
     ),
-    *_DRAWING,
+    *_GROUPS["drawing"],
     option("--max-tokens", "Maximum tokens per sample. Default: the task's.", type=int),
     option(
         "--stop TEXT",
@@ -290,7 +294,7 @@ _SAMPLING: Final = (
         "System turn; without a chat template, text before every prompt.",
     ),
 )
-_ARGUMENTS: Final = (
+_GROUPS["arguments"] = (
     option(
         "--task-arg -T NAME=VALUE",
         "Argument of the task; `treegen tasks NAME` lists them.",
@@ -298,7 +302,7 @@ _ARGUMENTS: Final = (
         multiple=True,
     ),
 )
-_EXECUTION: Final = (
+_GROUPS["execution"] = (
     option(
         "--allow-code-execution --confirm-run-unsafe-code",
         "Run programs that the model wrote, in a sandbox; tasks such as apps need it. Not stored: "
@@ -324,18 +328,19 @@ OUTPUT: Final = add_options(
         flag_value="",
     ),
 )
-_READING: Final = (
-    option("--data PATH", "Current path of the run's problems, if they have moved."),
-    option("--task FILE.py:CLASS", "Run this code as the run's task, if the task is in a file."),
-)
-_TASK_CODE: Final = (
+_GROUPS["task code"] = (
     option(
         "--allow-task-code",
         "Run task and method code that the run names, in a file or an installed package. Not "
         "stored: pass it to every command.",
     ),
 )
-_STOPPING: Final = (
+_GROUPS["reading"] = (
+    option("--data PATH", "Current path of the run's problems, if they have moved."),
+    option("--task FILE.py:CLASS", "Run this code as the run's task, if the task is in a file."),
+    *_GROUPS["task code"],
+)
+_GROUPS["stopping"] = (
     option(
         "--stop-when decided[:0.95]|never",
         "Stop sampling a problem once its leading answer stays ahead with this probability. "
@@ -355,7 +360,7 @@ _STOPPING: Final = (
     ),
     option("--self-certainty", "Store the self-certainty of each sample."),
 )
-_REPORT: Final = (
+_GROUPS["report"] = (
     option("--k 1,10,100", "Report pass@k for these k.", "pass_ks"),
     option("--maj 8,40", "Report maj@k for these k.", "maj_ks"),
     option("--pass-hat-k 4,8", "Report pass^k and G-Pass@k for these k, or none.", "pass_hat_ks"),
@@ -367,6 +372,21 @@ _REPORT: Final = (
 )
 ALL_FILTERS: Final = option("--all-filters", "Show results of every filter, not only the first.")
 WRITE_OUT: Final = option("--write-out", "Print the first prompt of each task.")
+
+
+def verifier_options(help: str) -> Decorator:
+    """Return a decorator that adds a verifier with this help text, and the verifier's settings."""
+    return add_options(
+        option("--verifier DIR|NAME", help),
+        option(
+            "--verifier-arg NAME=VALUE",
+            "Option of the verifier, as in `treegen verify`: mark, separator, tokens, label, "
+            "reduce, chat, turns.",
+            "verifier_args",
+            multiple=True,
+        ),
+        option("--verifier-memory SIZE", "Size of the verifier's KV cache. Default: 1GiB."),
+    )
 
 
 def _store_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -404,22 +424,5 @@ def _is_flag_set(name: str) -> bool:
 
 
 def add_option_groups(*groups: str) -> Decorator:
-    """Return a decorator that adds groups of options, by their names below."""
-    options: dict[str, tuple[Decorator, ...]] = {
-        "task": _TASK,
-        "data": _DATA,
-        "arguments": _ARGUMENTS,
-        "model": _MODEL,
-        "cluster": _CLUSTER,
-        "sampling": _SAMPLING,
-        "drawing": _DRAWING,
-        "stopping": _STOPPING,
-        "report": _REPORT,
-        "execution": _EXECUTION,
-        "reading": (*_READING, *_TASK_CODE),
-        "task code": _TASK_CODE,
-        "trust": (_MODEL[-1],),
-        "judge model": (*_LOADING, _MODEL[-1]),
-    }
-
-    return add_options(*(option for group in groups for option in options[group]))
+    """Return a decorator that adds groups of options, by their names."""
+    return add_options(*(option for group in groups for option in _GROUPS[group]))

@@ -103,19 +103,16 @@ class _Worker:
 class Simulation:
     """Runs one job on some workers, as `ClusterRun` assigns it."""
 
-    def __init__(self, job: ClusterJob, workers: int, speed: WorkerSpeed, *, seed: int = 0) -> None:
-        """Draw the lengths of samples.
+    def __init__(self, job: ClusterJob, workers: int, speed: WorkerSpeed) -> None:
+        """Draw the lengths of samples, which do not depend on the number of workers.
 
         Args:
             job: The job.
             workers: Number of workers.
             speed: How fast each worker is.
-            seed: Seed of the lengths, which do not depend on the number of workers.
         """
         limit = job.max_tokens or 4 * job.mean_tokens
-        drawn = np.random.default_rng(seed).geometric(
-            1 / job.mean_tokens, (job.problems, job.samples)
-        )
+        drawn = np.random.default_rng(0).geometric(1 / job.mean_tokens, (job.problems, job.samples))
         self._job, self._speed = job, speed
         self._lengths = np.minimum(drawn, limit)
         weight = limit + job.problem_tokens / job.samples

@@ -25,7 +25,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from workload import HEAD, TURN, job_of
+from workload import HEAD, TURN, gpu_query, job_of, used_mib
 
 HERE = Path(__file__).resolve().parent
 ROW = re.compile(r"^\| ([\w-]+) \| [^|]+ \| [\d,]+ \|.*\|$", re.MULTILINE)
@@ -131,23 +131,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def gpu_query(fields: str) -> list[str]:
-    """Return the command that prints fields of the visible GPUs."""
-    cards = os.environ.get("CUDA_VISIBLE_DEVICES")
-    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    return [*query, f"--id={cards}"] if cards else query
-
-
-def used_mib() -> int:
-    """Return the memory in use on the visible GPUs; 0 where there is none."""
-    query = gpu_query("memory.used")
-    try:
-        numbers = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
-        return max(map(int, numbers), default=0)
-    except (OSError, ValueError, subprocess.CalledProcessError):
-        return 0
-
-
 def save_configurations(programs: list[Program], out: Path) -> None:
     """Write the configuration of each shape, with a tokenizer where a job needs one."""
     shapes: dict[str, str] = {}
@@ -206,7 +189,7 @@ def run(programs: list[Program], engines: dict[str, str], out: Path, deadline: f
             print(describe_power(out, begun), end="", flush=True)
             save_table(programs, out)
             settled = time.time() + SETTLE_SECONDS
-            while used_mib() > FREE_MIB and time.time() < settled:
+            while max(used_mib(), default=0) > FREE_MIB and time.time() < settled:
                 time.sleep(0.2)
     finally:
         for started in (process, prepared and prepared[1]):

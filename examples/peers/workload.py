@@ -70,10 +70,7 @@ class Job:
 
     @property
     def num_problems(self) -> int:
-        count = 1
-        for _, branches in self.levels:
-            count *= branches
-        return count
+        return math.prod(branches for _, branches in self.levels)
 
     @property
     def rows(self) -> int:
@@ -208,18 +205,29 @@ def has_weights(folder: Path) -> bool:
     return any(folder.glob("*.safetensors"))
 
 
+def gpu_query(fields: str) -> list[str]:
+    """Return the command that prints fields of the visible GPUs."""
+    cards = os.environ.get("CUDA_VISIBLE_DEVICES")
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    return [*query, f"--id={cards}"] if cards else query
+
+
+def used_mib() -> list[int]:
+    """Return the memory in use on each visible GPU; empty where there is none."""
+    query = gpu_query("memory.used")
+    try:
+        numbers = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+        return list(map(int, numbers))
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return []
+
+
 def memory() -> str:
     """Return the peak of this process, and what is in use on GPUs, pools included."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
     text = f"{peak / 2**30:.2f} GiB of RAM"
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    if cards := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        query.append(f"--id={cards}")
-    try:
-        used = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError):
-        return text
-    return f"{sum(map(int, used)) / 1024:.1f} GiB of GPUs, {text}"
+    used = used_mib()
+    return f"{sum(used) / 1024:.1f} GiB of GPUs, {text}" if used else text
 
 
 def versions_of(*packages: str) -> dict[str, str]:

@@ -49,6 +49,17 @@ def test_a_directory_that_holds_runs_of_several_tasks(
     assert not (folder / "run.json").exists()
 
 
+def test_a_directory_that_holds_only_runs_of_the_other_command(
+    treegen: Command, tiny: Path, run_path: Path, no_weights: None
+) -> None:
+    folder = run_path.parent
+    args = ["countdown", "--compare", "sample,beam", "-M", tiny, "--resume", folder]
+    error = treegen("search", *args).error
+    assert f"{run_path} was created with `treegen eval`, not with `treegen search`" in error
+    assert "continue this run with `treegen eval --resume`" in error
+    assert [path.name for path in folder.iterdir()] == [run_path.name]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

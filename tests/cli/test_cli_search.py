@@ -107,6 +107,9 @@ def test_a_method_is_added_to_a_comparison(
     done = treegen("search", "countdown", *args, "-q")
     assert done.code == 0 and done.err == ""
     assert [run["method"] for run in done.document["runs"]] == ["tot-bfs", "majority"]
+    resumed = treegen("search", "--resume", path)
+    methods = [run["method"] for run in resumed.document["runs"]]
+    assert methods == ["sample", "tot-bfs", "majority"]  # as they were started
     assert len(trees_of(path / "majority")) == 3
     assert done.out == ""
     add = ["countdown", "--compare", "tot-bfs,mcts", "-M", tiny, "--resume", path]

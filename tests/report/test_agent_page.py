@@ -51,11 +51,11 @@ def test_an_episode_is_a_chat_beside_its_siblings(
     opened = visit(page_path)
     page = opened.page
     page.locator(".searches .row").first.click()
-    page.wait_for_selector(".searches .picture .spot")
+    page.wait_for_selector(".searches .picture .tree-node")
     best = page.locator(".searches .tree .node.best").last
     best_id = load_run(page_path.parent).trees[0].best
-    spot = page.locator(f'.searches .picture .spot[data-id="{best_id}"]')
-    spot.dispatch_event("pointerdown")
+    node = page.locator(f'.searches .picture .tree-node[data-id="{best_id}"]')
+    node.dispatch_event("pointerdown")
     page.locator("body").dispatch_event("pointerup")
     page.wait_for_selector(".picked .sibling.chosen")
     assert page.locator(".picked .sibling").count() >= 2

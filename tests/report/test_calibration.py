@@ -164,12 +164,12 @@ def test_each_problem_is_a_link_in_a_plot(run: RunView, tmp_path: Path) -> None:
     plots = {plot.name: plot for plot in run_plots(run)}
     assert plots.keys() >= _PICTURES
     for name in ("share_accuracy", "difficulty_votes", "tokens_accuracy", "votes"):
-        _, spots = plots[name].svg_and_links()
-        assert sorted(spot.target for spot in spots) == list(range(15)), name
-        for spot in spots:
-            left, top, right, bottom = spot.box
+        links = plots[name].render().links
+        assert sorted(link.target for link in links) == list(range(15)), name
+        for link in links:
+            left, top, right, bottom = link.box
             assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
-    _, bins = plots["difficulty"].svg_and_links()
+    bins = plots["difficulty"].render().links
     assert len(bins) == 10 and bins[9].target == "accuracy>=0.9"
     few = load_run(make_run(tmp_path / "few", num_problems=2, num_samples=2))
     assert not _PICTURES & {plot.name for plot in run_plots(few)}

@@ -30,7 +30,7 @@ from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.statistics.tables import Grid, Table, table_by
 from treegen.evals.verdict import SampleScore
 from treegen.report.curves import choose_ks, finish_counts, k_curves, vote_shares
-from treegen.report.html_page import Picture, write_page
+from treegen.report.html_page import write_page
 from treegen.report.load import load_run
 from treegen.report.plots.figures import Plot
 from treegen.report.plots.progress import sharing_plot
@@ -175,7 +175,7 @@ def test_a_picture_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "votes.png").write_text("before")
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(InputError, match="No space left"):
-        Plot("votes", "Votes", "nothing", lambda figure: None).save(tmp_path)
+        Plot("votes", "Votes", "nothing", lambda figure: None).render().save(tmp_path)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [
         ("votes.png", "before")
     ]
@@ -494,9 +494,23 @@ def test_a_legend_of_many_runs_stands_above_the_axes(tmp_path: Path) -> None:
     curves = k_curves(run.verdicts("numeric"))
     names = [f"gsm8k-demo-20261130-1344{number}-16197" for number in range(10, 22)]
     one, many = (
-        Picture.of(curves_plot(dict.fromkeys(names[:num], curves))) for num in (1, len(names))
+        curves_plot(dict.fromkeys(names[:num], curves)).render() for num in (1, len(names))
     )
     assert one.width == many.width and many.height > 2 * one.height
+
+
+def test_curves_of_many_runs_look_different(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    curves = k_curves(load_run(make_run(tmp_path / "run")).verdicts("numeric"))
+    figure = Figure()
+    curves_plot({f"run {number}": curves for number in range(20)}).draw(figure)
+    looks = {
+        (line.get_color(), line.get_marker(), line.get_linestyle())
+        for line in figure.axes[0].get_lines()
+        if not str(line.get_label()).startswith("_")  # an error bar
+    }
+    assert len(looks) == 20 * len(curves)
 
 
 def test_long_names_of_runs_differ_in_the_legend(tmp_path: Path) -> None:
@@ -553,4 +567,4 @@ def test_labels_do_not_steer_a_plot(tmp_path: Path) -> None:
 
     view: RunView = load_run(make_run(tmp_path / "run", num_samples=7, draw=draw))
     for plot in run_plots(view):
-        assert plot.svg().startswith(b"<svg") and b"<script" not in plot.svg()
+        assert plot.render().svg.startswith(b"<svg") and b"<script" not in plot.render().svg

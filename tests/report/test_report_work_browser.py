@@ -148,8 +148,8 @@ def test_bars_and_points_lead_to_their_problems(page_path: Path, visit: Open) ->
         page.locator(f"figure[data-plot={name}]")
         for name in ("votes", "share_accuracy", "difficulty_votes", "tokens_accuracy")
     ]
-    assert all(figure.locator("a.spot").count() == 1 for figure in figures)
-    link = figures[0].locator("a.spot")
+    assert all(figure.locator("a.plot-link").count() == 1 for figure in figures)
+    link = figures[0].locator("a.plot-link")
     link.focus()
     names = []
     for _ in shares:
@@ -167,7 +167,7 @@ def test_bars_and_points_lead_to_their_problems(page_path: Path, visit: Open) ->
     page.mouse.click(box["x"] + 2.5 * box["width"], box["y"] + 5)
     heading = page.locator(".samples h3")
     opened.wait(lambda: heading.count() and heading.inner_text() == f"{shares[2].problem_id} #0")  # type: ignore[arg-type,return-value]
-    hard = page.locator("figure[data-plot=difficulty] a.spot")
+    hard = page.locator("figure[data-plot=difficulty] a.plot-link")
     hard.focus()
     page.keyboard.press("ArrowRight")
     assert hard.get_attribute("title") == "problems with accuracy>=0.1 accuracy<0.2"
@@ -303,8 +303,8 @@ def test_a_tree_is_a_picture(page_path: Path, visit: Open) -> None:
     tree = load_run(page_path.parent).trees[0]
     page = (opened := visit(page_path)).page
     picture = page.locator(".searches .picture")
-    spots = picture.locator("g.spot")
-    opened.wait(lambda: spots.count() == len(tree.nodes))
+    nodes = picture.locator("g.tree-node")
+    opened.wait(lambda: nodes.count() == len(tree.nodes))
     assert picture.locator(".dot.best").count() == len(tree.path)
     assert picture.locator(".dot.pruned").count() == sum(n["pruned"] for n in tree.nodes)
     picture.locator("svg").focus()
@@ -317,10 +317,10 @@ def test_a_tree_is_a_picture(page_path: Path, visit: Open) -> None:
     assert "verifier 0.50" in head and "restart 1" in head and 'data {"<b>": [1,' in head
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
-    opened.wait(lambda: spots.count() == 1)
-    assert f"+{len(tree.nodes) - 1}" in picture.locator("g.spot").inner_html()
+    opened.wait(lambda: nodes.count() == 1)
+    assert f"+{len(tree.nodes) - 1}" in picture.locator("g.tree-node").inner_html()
     page.keyboard.press("Enter")
-    opened.wait(lambda: spots.count() == len(tree.nodes))
+    opened.wait(lambda: nodes.count() == len(tree.nodes))
     before = picture.locator("svg > g").get_attribute("transform")
     page.keyboard.press("+")
     assert picture.locator("svg > g").get_attribute("transform") != before
@@ -386,11 +386,11 @@ def test_a_big_tree_is_folded_at_first(tmp_path: Path, visit: Open) -> None:
     write_page([load_run(run)], run / "report.html", plots=False)
     page = (opened := visit(run / "report.html")).page
     picture = page.locator(".searches .picture")
-    opened.wait(lambda: picture.locator("g.spot").count() > 0)
-    assert picture.locator("g.spot").count() < 100
+    opened.wait(lambda: picture.locator("g.tree-node").count() > 0)
+    assert picture.locator("g.tree-node").count() < 100
     assert picture.locator(".dot.best").count() == 5
     page.get_by_text("unfold all").click()
-    opened.wait(lambda: picture.locator("g.spot").count() == 2000)
+    opened.wait(lambda: picture.locator("g.tree-node").count() == 2000)
     opened.check()
 
 
@@ -422,7 +422,7 @@ def test_labels_of_a_tree_stand_apart_from_its_top_on(tmp_path: Path, visit: Ope
     write_page([load_run(run)], run / "report.html", plots=False)
     page = (opened := visit(run / "report.html")).page
     picture = page.locator(".searches .picture")
-    opened.wait(lambda: picture.locator("g.spot").count() == len(record["nodes"]))
+    opened.wait(lambda: picture.locator("g.tree-node").count() == len(record["nodes"]))
     boxes = [
         (x, y, x + width, y + height)
         for x, y, width, height in picture.locator("text").evaluate_all(
@@ -465,9 +465,9 @@ def test_ten_runs_are_shown_one_at_a_time(ten_path: Path, visit: Open) -> None:
     opened.wait(lambda: shown.locator("h2").inner_text() == "seed-7/beam")
     assert page.locator("nav a[aria-current]").inner_text() == "seed-7/beam"
     run = load_run(ten_path.parent / "seed-7" / "beam")
-    across = page.locator(".across")
-    opened.wait(lambda: across.locator(".row-count").first.inner_text() == "4 of 4 problems")
-    cells = across.locator(".row").first.locator("> *").all_inner_texts()
+    comparison = page.locator(".comparison")
+    opened.wait(lambda: comparison.locator(".row-count").first.inner_text() == "4 of 4 problems")
+    cells = comparison.locator(".row").first.locator("> *").all_inner_texts()
     solved = next(tree.solved for tree in run.trees if tree.problem_id == cells[0])
     assert cells[1 + 7] == ("1.000" if solved else "0.000")
     page.goto(f"{ten_path.resolve().as_uri()}#run=run-3&problem={cells[0]}")
@@ -490,10 +490,10 @@ SLOW = """(() => {
 def test_a_run_can_be_chosen_while_others_load(ten_path: Path, visit: Open) -> None:
     page = (opened := visit(ten_path, script=SLOW)).page
     shown = page.locator("article:visible")
-    assert page.locator(".across[data-ready]").count() == 0
+    assert page.locator(".comparison[data-ready]").count() == 0
     for name in ("seed-3/beam", "seed-7/beam"):
         page.locator("nav a", has_text=name).click()
-    opened.wait(lambda: page.locator(".across[data-ready]").count() == 1)
+    opened.wait(lambda: page.locator(".comparison[data-ready]").count() == 1)
     assert shown.locator("h2").inner_text() == "seed-7/beam"
     assert page.locator("nav a[aria-current]").inner_text() == "seed-7/beam"
     opened.wait(lambda: shown.locator(".searches h4").count() > 0)
@@ -508,10 +508,10 @@ def test_a_run_that_is_read_while_others_load_stays_in_place(ten_path: Path, vis
     page = (opened := visit(ten_path, script=slow, height=300)).page
     page.locator("nav a", has_text="seed-1/beam").click()
     opened.wait(lambda: page.locator("article[data-ready]").count() == 2)
-    assert page.locator(".across[data-ready]").count() == 0
+    assert page.locator(".comparison[data-ready]").count() == 0
     page.wait_for_timeout(100)
     page.evaluate("() => scrollTo(0, 9)")
-    opened.wait(lambda: page.locator(".across[data-ready]").count() == 1)
+    opened.wait(lambda: page.locator(".comparison[data-ready]").count() == 1)
     page.wait_for_timeout(100)
     assert page.evaluate("() => scrollY") == 9
     opened.check()
@@ -521,7 +521,7 @@ def test_a_run_that_opens_late_leaves_the_address_and_the_notice(
     ten_path: Path, visit: Open
 ) -> None:
     page = (opened := visit(ten_path, script=SLOW)).page
-    opened.wait(lambda: page.locator(".across[data-ready]").count() == 1)
+    opened.wait(lambda: page.locator(".comparison[data-ready]").count() == 1)
     page.locator("nav a", has_text="seed-3/beam").click()
     # Events of a new address come later and read the present address.
     chosen = page.locator("nav a[aria-current]", has_text="seed-3/beam")
@@ -592,9 +592,9 @@ def test_samples_of_two_runs_stand_side_by_side(
     found = compare_runs(load_run(a), load_run(b))
     page = (opened := visit(tmp_path / "both.html")).page
     assert page.locator("table").first.locator("tbody tr").count() == len(found.differences)
-    across = page.locator(".across")
-    across.locator(".row", has_text="p5").first.click()
-    sides = across.locator(".side")
+    comparison = page.locator(".comparison")
+    comparison.locator(".row", has_text="p5").first.click()
+    sides = comparison.locator(".side")
     opened.wait(lambda: sides.count() == 2)
     views = [load_run(path) for path in (a, b)]
 
@@ -606,17 +606,17 @@ def test_samples_of_two_runs_stand_side_by_side(
     opened.wait(lambda: texts() == [view.problems[5].samples[1].text for view in views])
     opened.wait(lambda: opened.place() == "#problem=p5&sample=1")
     for _ in range(3):  # the second run has one sample more
-        across.get_by_text("sample \u25b8").click()
+        comparison.get_by_text("sample \u25b8").click()
     opened.wait(lambda: sides.nth(0).get_by_text("no sample here").count() == 1)
     assert (
         sides.nth(1).locator(".said .text").text_content() == views[1].problems[5].samples[3].text
     )
-    link = page.locator("figure[data-plot=by_problem] a.spot")
+    link = page.locator("figure[data-plot=by_problem] a.plot-link")
     link.focus()
     best = max(range(8), key=lambda i: (found.differences[0].by_problem[i], -i))
     assert link.get_attribute("title") == f"p{best}"
     page.keyboard.press("Enter")
-    opened.wait(lambda: across.locator(".beside h3").inner_text() == f"p{best}")
+    opened.wait(lambda: comparison.locator(".beside h3").inner_text() == f"p{best}")
     opened.check()
     assert (
         "--html must be a file name that ends in .html"
@@ -634,13 +634,13 @@ def test_the_last_sample_is_reached_over_missing_ones(tmp_path: Path, visit: Ope
     assert [sample.index for sample in views[0].problems[0].samples] == [0, 3]
     write_page(views, tmp_path / "both.html", plots=False)
     opened = visit(tmp_path / "both.html")
-    across = opened.page.locator(".across")
-    across.locator(".row", has_text="p0").first.click()
+    comparison = opened.page.locator(".comparison")
+    comparison.locator(".row", has_text="p0").first.click()
     opened.wait(lambda: opened.place() == "#problem=p0&sample=0")
     for index in range(1, 4):
-        across.get_by_text("sample \u25b8").click()
+        comparison.get_by_text("sample \u25b8").click()
         opened.wait(lambda at=index: opened.place() == f"#problem=p0&sample={at}")  # type: ignore[misc]
-    assert across.locator(".said .text").count() == 2
+    assert comparison.locator(".said .text").count() == 2
 
 
 def test_the_size_of_cached_parts_is_that_of_their_texts(page_path: Path, visit: Open) -> None:
@@ -684,7 +684,7 @@ def test_hostile_text_stays_text_in_tables_and_pictures(tmp_path: Path, visit: O
     for label in page.locator(".picture:visible text").all()[:40]:
         assert label.evaluate("label => label.childElementCount") == 0
     for key in ["n"] * len(HOSTILE):
-        page.locator(".across .list").hover()
+        page.locator(".comparison .list").hover()
         page.keyboard.press(key)
     beside = page.locator(".beside")
     opened.wait(lambda: beside.locator("h3").inner_text() == f"p{len(HOSTILE) - 1}")
@@ -721,7 +721,9 @@ def test_several_runs_are_printed_as_on_screen(ten_path: Path, visit: Open) -> N
     page = visit(ten_path, color_scheme="dark").page
     page.emulate_media(media="print", color_scheme="dark")
     assert page.locator("article:visible").count() == 1
-    assert page.locator("nav, .browsing, .controls, .spot").locator("visible=true").count() == 0
+    assert (
+        page.locator("nav, .browsing, .controls, .plot-link").locator("visible=true").count() == 0
+    )
     assert page.get_by_text("Budgets and costs").first.is_visible()
     width = "() => [document.documentElement.scrollWidth, innerWidth]"
     page.set_viewport_size({"width": 688, "height": 900})

@@ -89,11 +89,11 @@ def test_searches_are_listed_in_a_table_of_their_own(runs: list[RunView]) -> Non
 
 def test_curves_over_tokens(runs: list[RunView]) -> None:
     plot = solved_plot(runs[0])
-    assert plot is not None and plot.svg().startswith(b"<svg")
+    assert plot is not None and plot.render().svg.startswith(b"<svg")
     assert solved_plot(replace(runs[0], trees=(tree("a", False, 3),))) is None
     methods = methods_plot(runs)
     assert methods is not None and methods.description.count(" with ") == 3
-    assert methods.svg().startswith(b"<svg")
+    assert methods.render().svg.startswith(b"<svg")
     assert methods_plot(runs[:1]) is None
 
 

@@ -104,7 +104,7 @@ def test_the_command_and_the_plot(whole: Path, stopped: Path, treegen: Command) 
     assert "votes_over_tokens" not in stops and "metrics_over_k" in stops
     for plot in run_plots(load_run(whole)):
         if plot.name == "votes_over_tokens":
-            assert plot.svg()
+            assert plot.render().svg
 
 
 def test_an_imported_log_may_lack_numbers_of_tokens(whole: Path) -> None:

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from treegen.api.judging import Judgings, as_judges, check_judges, judge
+from treegen.api.judging import Judgings, as_judges, judge
 from treegen.errors import InputError, TreegenError, arg
 from treegen.evals.config.base import absolute
+from treegen.evals.judging.pipeline import resolve_judges
 from treegen.evals.judging.rubric import BUILT_IN, Rubric, load_rubric
-from treegen.evals.judging.settings import KINDS, Verdicts
+from treegen.evals.judging.settings import KINDS, Verdicts, resolve_judge_settings
 
 if TYPE_CHECKING:
     from treegen.llm.base import BaseLLM
@@ -38,7 +39,14 @@ class JudgingPlan:
 
     def check(self) -> None:
         """Raise the InputError or ModelError that `judge` would raise, before a run is sampled."""
-        check_judges(self.judges, self.rubric, self.wordings, self.verdicts, self.options)
+        rubric = load_rubric(self.rubric or "correctness")
+        if rubric.pairs:
+            raise InputError(
+                "a rubric that compares pairs requires a second run; use `treegen judge` when "
+                "this run is finished"
+            )
+        resolve_judge_settings(rubric, {"wordings": self.wordings, "verdicts": self.verdicts})
+        resolve_judges(self.judges, self.options)
 
     def judge(self, run: Path, **arguments: Any) -> Judgings:
         """Judge a run.

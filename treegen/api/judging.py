@@ -277,32 +277,6 @@ def _make_judgings(path: Path, runs: OpenRuns, result: JudgeResult, **options: A
     )
 
 
-def check_judges(
-    judge: "str | BaseLLM | Sequence[str | BaseLLM]",
-    rubric: "str | Path | Mapping[str, Any] | Rubric | None" = None,
-    wordings: int | None = None,
-    verdicts: Verdicts | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> None:
-    """Raise the InputError or ModelError that `judge` would raise, before a run is sampled.
-
-    Args:
-        judge: As for `judge`.
-        rubric: As for `judge`; None for correctness.
-        wordings: As for `judge`.
-        verdicts: As for `judge`.
-        options: As for `judge`.
-    """
-    loaded = load_rubric(rubric or "correctness")
-    if loaded.pairs:
-        raise InputError(
-            "a rubric that compares pairs requires a second run; use `treegen judge` when "
-            "this run is finished"
-        )
-    resolve_judge_settings(loaded, {"wordings": wordings, "verdicts": verdicts})
-    resolve_judges(as_judges(judge), options or {})
-
-
 def judgings(
     run: "Frames | str | Path",
     rubric: "str | Path | Mapping[str, Any] | Rubric | None" = None,

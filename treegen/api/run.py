@@ -31,7 +31,6 @@ from treegen.report.load import load_run
 from treegen.report.run_settings import describe_view, short_model_name
 from treegen.report.tables import headline_of, headline_text, metrics, other_tables, sharing
 from treegen.report.text import run_text
-from treegen.runs import RunDir, SearchRunDir
 
 if TYPE_CHECKING:
     from treegen.evals.scoring.run_verdicts import RunVerdicts
@@ -62,7 +61,7 @@ class Run(Frames):
     @property
     def results(self) -> Any:
         """The content of results.json: metrics, cost, settings; None if there is none."""
-        with (SearchRunDir if self.view.searched else RunDir).open(self.path) as run:
+        with self.view.open() as run:
             return run.results()
 
     @property
@@ -121,13 +120,7 @@ class Run(Frames):
 
     def __str__(self) -> str:
         view = self.view
-        results = {
-            "usage": view.usage,
-            "done": view.num_done,
-            "planned": view.info.planned,
-            "versions": view.info.versions,
-        }
-        text = run_text(results, view.report, unit=view.unit, more="tables() has them")
+        text = run_text(view.results, view.report, unit=view.unit, more="tables() has them")
         return f"{describe_view(view)}\n\n{text}"
 
     def __repr__(self) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from treegen.bench.shapes import build_model, byte_tokenizer, shape_of
+from treegen.bench.workloads import Workload
 from treegen.common.lifetimes import Closeable
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
@@ -14,7 +15,6 @@ from treegen.llm.cluster.cluster import Cluster
 from treegen.llm.cluster.placement import Placement
 from treegen.llm.cluster.worker import from_checkpoint
 from treegen.model.options import LOADING, EngineOptions
-from treegen.prompts.tree import Node
 
 _SEED = 0
 
@@ -32,29 +32,23 @@ class ClusterJob:
     max_tokens: int | None = None
     """Limit of a sample's length; None for four times the mean."""
 
-    def params(self, vocab_size: int) -> SamplingParams:
-        """Return sampling parameters under which some tokens end a sample.
-
-        Random weights draw all tokens with about equal probability.
-        """
-        ends = range(2, 2 + max(vocab_size // self.mean_tokens, 1))
-        max_tokens = 4 * self.mean_tokens if self.max_tokens is None else self.max_tokens
-        return SamplingParams(
-            max_tokens=max_tokens, seed=_SEED, ignore_eos=True, stop_token_ids=tuple(ends)
+    @property
+    def workload(self) -> Workload:
+        """The prompts and samples, with the usual limit of a sample's length."""
+        return Workload(
+            "cluster",
+            prefix=self.prefix,
+            new_tokens=self.mean_tokens,
+            samples=self.samples,
+            problems=self.problems,
+            problem_tokens=self.problem_tokens,
+            random_ends=True,
         )
 
-    def tree(self, vocab_size: int) -> Node:
-        """Return the prompts, made of synthetic tokens."""
-        first = [2 + i % (vocab_size - 2) for i in range(self.prefix)]
-        below = [
-            Node(
-                [2 + (7 * i + 31 * n) % (vocab_size - 2) for i in range(self.problem_tokens)],
-                samples=self.samples,
-                id=str(n),
-            )
-            for n in range(self.problems)
-        ]
-        return Node(first, children=below, samples=0)
+    def params(self, vocab_size: int) -> SamplingParams:
+        """Return sampling parameters under which some tokens end a sample."""
+        params = self.workload.params(vocab_size)
+        return replace(params, seed=_SEED, max_tokens=self.max_tokens or params.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +128,7 @@ class ClusterBench(Closeable):
 
     def _run(self, job: ClusterJob) -> tuple[int, int]:
         size = self._cluster.spec.vocab_size
-        result = self._cluster.run(job.tree(size), job.params(size))
+        result = self._cluster.run(job.workload.tree(byte_tokenizer(), size), job.params(size))
         return sum(c.num_tokens for c in result.completions), result.usage.prompt_tokens_computed
 
     def close(self) -> None:

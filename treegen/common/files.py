@@ -438,6 +438,22 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+def write_output(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file whose path the user chose, and make its folder.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path) as file:
+            file.writelines(pieces)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}; choose another path"
+        ) from None
+
+
 def sweep_scratch(path: Path) -> None:
     """Remove scratch files of a file that processes left when they were killed while writing it.
 

@@ -3,11 +3,9 @@
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 from treegen.errors import Message
-from treegen.evals.statistics.metrics import Report
 from treegen.report.tables import metric_label
 
 _CLOSE: Final = 1e-9
@@ -18,14 +16,6 @@ _WHY: Final = "the samples, the data or the code have changed since the run was 
 
 class ChangedNotice(Message):
     """The notice that results.json has other scores than the samples."""
-
-
-def report_values(report: Report) -> dict[str, Any]:
-    """Return the parts of a report that `list_changed_scores` reads, as in results.json."""
-    return {
-        "metrics": [asdict(row) for row in report.metrics],
-        "majority": [asdict(row) for row in report.majority],
-    }
 
 
 def list_changed_scores(stored: object, now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -69,7 +59,7 @@ def _read_scores(report: object) -> Iterator[tuple[str, float | None]]:
     """Yield the name and value of each metric and vote of a report, the headline first."""
     parts = report if isinstance(report, Mapping) else {}
     metrics, votes = (
-        [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+        [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
         for rows in (parts.get("metrics"), parts.get("majority"))
     )
     tasks = dict.fromkeys(str(row.get("task")) for row in metrics)

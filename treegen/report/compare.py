@@ -11,8 +11,9 @@ problems are clustered, the unit is the cluster.
 Runs with early stopping are compared by the samples that are always drawn, and by their votes.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any, Final, SupportsFloat
 
@@ -168,6 +169,9 @@ class Comparison:
         hidden = () if all_filters else self.hidden
         rows = [row for row in self.differences if row.filter not in hidden]
         left_out = f"; {len(self.left_out):,} unfinished ones left out" if self.left_out else ""
+        several_settings = (
+            f"{len(self.differ_in)} settings differ; the test cannot separate their effects"
+        )
         title = "\n".join(
             (
                 *(
@@ -175,7 +179,7 @@ class Comparison:
                     for letter, name, what in zip("AB", (self.a, self.b), self.what, strict=True)
                 ),
                 f"differ in: {', '.join(self.differ_in) or NO_SETTING}",
-                *self._warn_of_several_settings(),
+                *([several_settings] if len(self.differ_in) > 1 else []),
                 *self.notices,
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
                 f"conclusion: none, because {self.failed}" if self.failed else _summarize(rows),
@@ -202,11 +206,6 @@ class Comparison:
             lines.append(f"other filters: {', '.join(hidden)}; {more}")
         listing = PrintableTable.of(rows, columns, words=("Filter", "Metric"), lines=lines)
         return replace(listing, title=title)
-
-    def _warn_of_several_settings(self) -> list[str]:
-        """Return a sentence if a difference may be due to any of several settings."""
-        num = len(self.differ_in)
-        return [f"{num} settings differ; the test cannot separate their effects"] if num > 1 else []
 
     def __str__(self) -> str:
         return str(self.listing())
@@ -395,18 +394,19 @@ def _compare_verdicts(
                 f"{len(missing):,} problems have no verdicts in one or both of the runs, such "
                 f"as {missing[0]!r}; score the runs first"
             )
-        task_metrics = _task_metrics(
-            [verdict for run in (first, second) for p in ids for verdict in run[p]]
-        )
-        for metric in task_metrics if task_metrics is not None else [correctness]:
-            values = [[_mean_metric(metric, run[p]) for p in ids] for run in (first, second)]
-            differences.append(_compute_difference(metric, filter, values[0], values[1], clusters))
-        min_samples = min(len(run[p]) for run in (first, second) for p in ids)
-        for metric in _list_metrics_at_k(max_k, votes=votes) if min_samples >= max_k else ():
-            values = [
-                [_compute_metric_at_k(metric, max_k, run[p]) for p in ids]
-                for run in (first, second)
-            ]
+        verdicts = [verdict for run in (first, second) for p in ids for verdict in run[p]]
+        names = _task_metrics(verdicts)
+        if names is None:
+            names = [correctness]
+        metrics: list[tuple[str, Callable[[Sequence[Verdict]], float]]] = [
+            (name, partial(_mean_metric, name)) for name in names
+        ]
+        if min(len(run[p]) for run in (first, second) for p in ids) >= max_k > 1:
+            if votes:
+                metrics.append((f"maj@{max_k}", partial(_maj_at_k, max_k)))
+            metrics.append((f"pass@{max_k}", partial(_pass_at_k, max_k)))
+        for metric, measure in metrics:
+            values = [[measure(run[p]) for p in ids] for run in (first, second)]
             differences.append(_compute_difference(metric, filter, values[0], values[1], clusters))
         if stopped_early and votes:
             values = [_final_votes(view, filter, ids) for view in (a, b)]
@@ -486,23 +486,12 @@ def _mean_metric(metric: str, verdicts: Sequence[Verdict]) -> float:
     )
 
 
-def _list_metrics_at_k(max_k: int, *, votes: bool) -> list[str]:
-    """Return the names of the metrics of k samples, such as "maj@8" and "pass@8".
-
-    Args:
-        max_k: The number of samples; 1 has no such metrics.
-        votes: Whether answers vote.
-    """
-    if max_k == 1:
-        return []
-    return [*([f"maj@{max_k}"] if votes else []), f"pass@{max_k}"]
-
-
-def _compute_metric_at_k(metric: str, k: int, verdicts: Sequence[Verdict]) -> float:
-    """Return pass@k or maj@k of one problem."""
-    if metric.startswith("pass@"):
-        return pass_at_k(len(verdicts), sum(verdict.correct for verdict in verdicts), k)
+def _maj_at_k(k: int, verdicts: Sequence[Verdict]) -> float:
     return tally(verdicts).maj_at_k(k)
+
+
+def _pass_at_k(k: int, verdicts: Sequence[Verdict]) -> float:
+    return pass_at_k(len(verdicts), sum(verdict.correct for verdict in verdicts), k)
 
 
 def _compute_difference(

@@ -8,7 +8,7 @@ from treegen.common.formatting import flatten, replace_surrogates
 from treegen.errors import require_extra
 from treegen.report.calibration import compute_problem_points
 from treegen.report.view import RunView
-from treegen.runs import Key, RunDir, SearchRunDir
+from treegen.runs import Key
 
 if TYPE_CHECKING:
     import pandas
@@ -122,9 +122,7 @@ class Frames:
 
     @cached_property
     def _records(self) -> Mapping[Key, Mapping[str, Any]]:
-        kind = SearchRunDir if self.view.searched else RunDir
-        with kind.open(self.view.path) as run:
-            return {(row["problem_id"], row["sample_index"]): row for row in run.records()}
+        return self.view.read_records()
 
 
 def _flatten(record: Mapping[str, Any]) -> dict[str, Any]:

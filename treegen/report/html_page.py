@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from treegen.common.files import file_name, replace_file
+from treegen.common.files import file_name, write_output
 from treegen.common.formatting import safe_text
 from treegen.common.lifetimes import freeze_gc
 from treegen.common.version import VERSION
@@ -20,7 +20,7 @@ from treegen.report.audit.findings import Audit
 from treegen.report.compare import Comparison
 from treegen.report.curves import k_curves
 from treegen.report.html_page_data import build_page_data
-from treegen.report.plots.figures import Plot, PlotLink
+from treegen.report.plots.figures import Picture, Plot
 from treegen.report.plots.runs import comparison_plots, curves_plot, metric_plot, run_plots
 from treegen.report.plots.searches import cost_listing, methods_plot
 from treegen.report.run_settings import KeySettings, describe_view, differing_columns
@@ -33,7 +33,7 @@ _SCRIPTS: Final = (
     "elements.js",
     "export.js",
     "address.js",
-    "spots.js",
+    "plot_links.js",
     "table.js",
     "tree.js",
     "picture.js",
@@ -42,41 +42,10 @@ _SCRIPTS: Final = (
     "problems.js",
     "searches.js",
     "prompts.js",
-    "across.js",
+    "comparison.js",
     "live.js",
     "main.js",
 )
-_DPI: Final = 96  # a browser's pixels per inch
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A rendered plot for the page."""
-
-    plot: Plot
-    svg_content: bytes
-    """The SVG."""
-    links: Sequence[PlotLink]
-    """The areas that link to problems."""
-    width: int
-    """Width in CSS pixels."""
-    height: int
-    """Height in CSS pixels."""
-
-    @classmethod
-    def of(cls, plot: Plot) -> "Picture":
-        """Render a plot."""
-        svg, links, size = plot.draw_svg()
-        return cls(plot, svg, links, *(round(inches * _DPI) for inches in size))
-
-    @property
-    def svg(self) -> str:
-        """The SVG in base64."""
-        return base64.b64encode(self.svg_content).decode("ascii")
-
-    def save(self, folder: Path) -> list[Path]:
-        """Write the plot's files to a folder and return their paths."""
-        return self.plot.save(folder, self.svg_content)
 
 
 def render_plots(
@@ -89,15 +58,11 @@ def render_plots(
         comparison: The comparison of the two runs; None draws each run's headline metric.
     """
     pictures = {
-        _run_key(number): [Picture.of(plot) for plot in run_plots(view)]
-        for number, view in enumerate(views)
+        f"run-{number}": [plot.render() for plot in run_plots(view)]
+        for number, view in enumerate(views, start=1)
     }
     plots = _plot_runs_together(views) if comparison is None else comparison_plots(comparison)
-    return pictures, [Picture.of(plot) for plot in plots]
-
-
-def _run_key(number: int) -> str:
-    return f"run-{number + 1}"
+    return pictures, [plot.render() for plot in plots]
 
 
 def _plot_runs_together(views: Sequence[RunView]) -> list[Plot]:
@@ -170,14 +135,7 @@ def write_page(
     views = _make_names_unique(views)
     pictures, joint_pictures = render_plots(views, comparison)
     page = _render(views, pictures, joint_pictures, comparison=comparison, audits=audits)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path) as file:
-            file.writelines(piece.encode() for piece in page)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}; choose another path"
-        ) from None
+    write_output(path, (piece.encode() for piece in page))
     written = [path]
     folder = path.with_name(f"{path.stem}_plots")
     if path.parent == views[0].path:
@@ -388,7 +346,7 @@ def _describe_overview(
         "plots": joint_pictures,
         "costs": cost_listing(views),
         # Only pictures of two runs have links, by the index of the problem in the first run.
-        "spots": {
+        "links": {
             p.plot.name: [link.to_json() for link in p.links] for p in joint_pictures if p.links
         },
     }

@@ -95,14 +95,14 @@ def make_thumbnails(images: RunImages, max_bytes: int = MAX_THUMBNAIL_BYTES) -> 
 
 
 def build_page_data(
-    view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]
+    view: RunView, name: str, links: Mapping[str, Sequence[PlotLink]]
 ) -> Iterator[PageData]:
     """Yield the parts of one run in the order in which a page needs them, its index first.
 
     Args:
         view: The run.
         name: The run's key on the page, which starts the ids of the parts.
-        spots: The links of the run's pictures, by plot name.
+        links: The links of the run's pictures, by plot name.
     """
     samples = list(view.samples)
     images_of = make_thumbnails(view.images) if view.images and view.images.images else {}
@@ -126,7 +126,7 @@ def build_page_data(
                 ],
                 **_image_columns(view.problems, list(images_of)),
             },
-            "spots": {plot: [spot.to_json() for spot in links] for plot, links in spots.items()},
+            "links": {plot: [link.to_json() for link in own] for plot, own in links.items()},
             "samples": _sample_columns(view, samples),
             "finishes": _list_unique(sample.end_reason for sample in samples),
             "filters": [_filter_columns(view, filter) for filter in view.filters],

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -24,11 +24,7 @@ from treegen.evals.statistics.metrics import Report
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.report.changed_scores import (
-    ChangedNotice,
-    describe_changed_scores,
-    report_values,
-)
+from treegen.report.changed_scores import ChangedNotice, describe_changed_scores
 from treegen.report.load_search import load_search_run
 from treegen.report.view import FILE as TREES
 from treegen.report.view import (
@@ -36,6 +32,7 @@ from treegen.report.view import (
     RunView,
     Sample,
     check_settings,
+    describe_problem,
     describe_unread,
     read_trees,
     task_name,
@@ -46,9 +43,7 @@ from treegen.runs.images import RunImages
 if TYPE_CHECKING:
     from treegen.evals.early_stopping import Rounds
     from treegen.evals.job import Job
-    from treegen.evals.pipeline.evaluation import EvaluationResult
     from treegen.evals.scoring.run_verdicts import RunVerdicts
-    from treegen.report.compare import Comparison
 
 _MAX_ROWS: Final = 10
 
@@ -348,8 +343,8 @@ def _stored_report(run: RunDir) -> Report | None:
     """Return the report in results.json; None if it is missing or unreadable."""
     from pydantic import TypeAdapter  # slow to import, and needed only without the problems
 
-    with suppress(RunError, KeyError, TypeError, ValueError):
-        return TypeAdapter(Report).validate_python(run.results()["report"])
+    with suppress(KeyError, TypeError, ValueError):
+        return TypeAdapter(Report).validate_python(run.stored_results()["report"])
     return None
 
 
@@ -362,15 +357,13 @@ def _describe_changes(run: RunDir, report: Report | None) -> list[ChangedNotice]
         run: The run.
         report: The report of its present samples; None if they are not scored.
     """
-    results = None
-    with suppress(RunError):
-        results = run.results()
-    if report is None or not isinstance(results, dict) or results.get("done") != len(run.done):
-        return []
+    results = run.stored_results()
     stored = results.get("report")
+    if report is None or results.get("done") != len(run.done):
+        return []
     if not isinstance(stored, dict) or stored.get("num_samples") != report.num_samples:
         return []  # programs without stored verdicts have a notice of their own
-    change = describe_changed_scores(stored, report_values(report))
+    change = describe_changed_scores(stored, report.to_json())
     return [ChangedNotice(change)] if change else []
 
 
@@ -409,16 +402,13 @@ class _ProblemCollector:
         return tuple(self._build_view(problem_id) for problem_id in self._entries)
 
     def _build_view(self, problem_id: str) -> ProblemView:
-        problem = self._problems.get(problem_id)
         prompt_tokens, choice_tokens = self._tokens.get(problem_id, (0, 0))
         return ProblemView(
             id=problem_id,
-            question=problem.question if problem else "",
-            answer=problem.answer if problem else "",
+            **describe_problem(self._problems.get(problem_id)),
             prompt_tokens=prompt_tokens,
             choice_tokens=choice_tokens,
             samples=tuple(sorted(self._entries[problem_id][1], key=attrgetter("index"))),
-            group=problem.group if problem else "",
             images=self._images.of(problem_id),
         )
 
@@ -443,22 +433,3 @@ def _sum_usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
         ),
         sample_tokens=sum(sample.num_tokens for p in problems for sample in p.samples),
     )
-
-
-def compare_rows(
-    rows: "Sequence[Sequence[EvaluationResult]]", *, allow_task_code: bool = False
-) -> "Iterator[tuple[str, str, Comparison]]":
-    """Yield both paths and the comparison of each further row's runs with the first row's.
-
-    Args:
-        rows: Runs of the same tasks, such as one row for each adapter. Pairs that are unfinished or
-            not scored are left out.
-        allow_task_code: Whether to run the code of tasks that the runs name.
-    """
-    from treegen.report.compare import compare_runs
-
-    for row in rows[1:]:
-        for a, b in zip(rows[0], row, strict=True):
-            if not (a.missing or b.missing or a.report is None or b.report is None):
-                views = [load_run(e.path, allow_task_code=allow_task_code) for e in (a, b)]
-                yield str(a.path), str(b.path), compare_runs(*views)

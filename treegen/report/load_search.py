@@ -4,12 +4,11 @@ So all code that shows or compares runs accepts search runs. Their only filter i
 """
 
 import math
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Unpack
 
-from treegen.errors import RunError, TreegenError
+from treegen.errors import TreegenError
 from treegen.evals.config.base import (
     OpenRunOptions,
     drop_unset,
@@ -33,6 +32,7 @@ from treegen.report.view import (
     Sample,
     StoredTree,
     check_settings,
+    describe_problem,
     describe_unread,
     read_trees,
     task_name,
@@ -67,6 +67,8 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
             )
         notices += _describe_changes(run, trees)
         problems = _build_problems(run, job, trees)
+        # None if the task chose the number of few-shot examples, and its data cannot be read.
+        num_fewshot = job.data.num_fewshot if job else run.info.free.get("num_fewshot")
         usage = _sum_usage(run, trees)
         info = run.info
     return RunView(
@@ -78,9 +80,7 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
         num_samples=max(1, run.info.planned // max(1, len(run.info.problem_ids))),
         problems=problems,
         filters=(_SOLVED,) if any(tree.solved is not None for tree in trees) else (),
-        report=_build_report(
-            info, problems, job.data.num_fewshot if job else _recorded_fewshot(info)
-        ),
+        report=_build_report(info, problems, num_fewshot),
         usage=usage,
         timeline=read_timeline(path),
         trees=trees,
@@ -111,10 +111,8 @@ def _load_job(run: SearchRunDir, options: OpenRunOptions, notices: list[str]) ->
 
 def _describe_changes(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> list[ChangedNotice]:
     """Return a sentence if results.json has another number of solved searches than the trees."""
-    results = None
-    with suppress(RunError):
-        results = run.results()
-    if not isinstance(results, dict) or results.get("done") != len(trees):
+    results = run.stored_results()
+    if results.get("done") != len(trees):
         return []
     before, now = results.get("num_solved"), sum(tree.solved is True for tree in trees)
     if not isinstance(before, int) or before == now:
@@ -154,9 +152,7 @@ def _build_problems(
     return tuple(
         ProblemView(
             id=problem_id,
-            question=problem_of[problem_id].question if problem_id in problem_of else "",
-            answer=problem_of[problem_id].answer if problem_id in problem_of else "",
-            group=problem_of[problem_id].group if problem_id in problem_of else "",
+            **describe_problem(problem_of.get(problem_id)),
             samples=tuple(map(_to_sample, trees_of.get(problem_id, ()))),
         )
         for problem_id in run.info.problem_ids
@@ -183,12 +179,6 @@ def _to_verdict(tree: StoredTree) -> Verdict:
     # A solved problem has an answer, even if its record does not contain it.
     answer = "(solved)" if tree.solved and tree.answer is None else tree.answer
     return Verdict(answer, bool(tree.solved))
-
-
-def _recorded_fewshot(info: "RunInfo") -> int | None:
-    """Return the number of few-shot examples that the user chose; None if the task chose."""
-    num_fewshot = info.free.get("num_fewshot")
-    return None if num_fewshot is None else int(num_fewshot)
 
 
 def _build_report(

@@ -1,16 +1,17 @@
 """The plan of a run as a document and as text: shared, stored and read tokens; needs no weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.formatting import format_bytes, format_table, safe_text
 from treegen.evals.multiple_choice import num_distinct
 from treegen.evals.progress.usage import describe_levels
+from treegen.report.tables import PrintableTable, list_reasons
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
     from treegen.model.model_info import ModelInfo
-    from treegen.prompts.plan.plan import LevelSummary, Plan
+    from treegen.prompts.plan.plan import Plan
     from treegen.prompts.radix import Tokens
 
 
@@ -86,13 +87,8 @@ def _count_choice_tokens(plan: "Plan") -> int:
     return sum(map(num_distinct, tokens_of.values()))
 
 
-def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> str:
-    """Return a plan document as text for people.
-
-    Args:
-        document: The plan document.
-        levels: The levels of the plan.
-    """
+def plan_text(document: Mapping[str, Any]) -> str:
+    """Return a plan document as text for people."""
     model = document["model"]
     kind = "bytes of latents" if model["latents"] else "KV bytes"
     dtype = "" if model["kv_cache_dtype"] == "auto" else f" ({model['kv_cache_dtype']})"
@@ -106,20 +102,16 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
         f"{model['kv_bytes_per_token']:,} {kind} per token{dtype}, "
         f"context {model['context_length']:,}\n"
     )
-    rows = [
-        [
-            str(level.depth),
-            f"{level.segments:,}",
-            f"{level.tokens:,}",
-            f"{level.rows:,}",
-            f"{level.kept:,}",
-            f"{level.segments - level.kept:,}",
-            ", ".join(f"{reason} ({count:,})" for reason, count in level.reasons),
-        ]
-        for level in levels
-    ]
-    names = ["Level", "Segments", "Tokens", "Rows below", "Kept", "Folded", "Why"]
-    table = format_table(names, rows, right=(0, 1, 2, 3, 4, 5))
+    columns: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
+        "Level": "{0[depth]}",
+        "Segments": "{0[segments]:,}",
+        "Tokens": "{0[tokens]:,}",
+        "Rows below": "{0[rows]:,}",
+        "Kept": "{0[kept]:,}",
+        "Folded": "{0[folded]:,}",
+        "Why": list_reasons,
+    }
+    table = str(PrintableTable.of(document["levels"], columns, words=["Why"]))
     parts = [head.rstrip("\n"), table, _format_comparison(document)]
     if (copies := document["copies"])["tokens"]:
         parts.append(

@@ -1,6 +1,6 @@
 """The output of `treegen show` about a run and its problems, as documents and as text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from treegen.common.formatting import format_table, safe_text
@@ -11,7 +11,7 @@ from treegen.evals.thinking import thinking_to_json
 from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Node, prompts_of
 from treegen.report.curves import VoteShares, classify_sample, vote_shares
-from treegen.report.tables import table_listing
+from treegen.report.tables import PrintableTable, table_listing
 from treegen.report.view import ProblemView, RunView, Sample, StoredTree
 
 _MAX_LISTED: Final = 20  # problems or searches without --full
@@ -110,20 +110,15 @@ def _format_searches(trees: tuple[StoredTree, ...]) -> str:
     """Return a table with one line for each search."""
     solved = {True: "yes", False: "no", None: ""}
     several = any(tree.repeat for tree in trees)
-    rows = [
-        [
-            tree_name(t) if several else t.problem_id,
-            t.method,
-            "failed" if t.error else solved[t.solved],
-            t.answer or "",
-            f"{len(t.nodes):,}",
-            f"{t.num_tokens:,}",
-        ]
-        for t in trees
-    ]
-    return format_table(
-        ["Problem", "Search", "Solved", "Answer", "Nodes", "Decoded tokens"], rows, right=(4, 5)
-    )
+    columns: dict[str, str | Callable[[StoredTree], str]] = {
+        "Problem": tree_name if several else "{0.problem_id}",
+        "Search": "{0.method}",
+        "Solved": lambda tree: "failed" if tree.error else solved[tree.solved],
+        "Answer": lambda tree: tree.answer or "",
+        "Nodes": lambda tree: f"{len(tree.nodes):,}",
+        "Decoded tokens": "{0.num_tokens:,}",
+    }
+    return str(PrintableTable.of(trees, columns, words=[*columns][:4]))
 
 
 def tree_name(tree: "StoredTree") -> str:

@@ -315,22 +315,28 @@ def sharing(view: RunView) -> PrintableTable | None:
         lines.append(f"Decode steps ran without CUDA graphs: {usage['eager_because']}.")
     if usage.get("uncompiled_because"):
         lines.append(f"Layers ran uncompiled: {usage['uncompiled_because']}.")
-    return PrintableTable(
-        [
-            "Level",
-            "Segments",
-            "Stored tokens",
-            "Rows below",
-            "Read once by",
-            "Read per row by",
-            "Why",
-        ],
-        [_format_level(level, str(usage.get("impl", ""))) for level in plan["levels"]]
-        if plan
-        else [],
-        numbers=(0, 1, 2, 3),
-        lines=lines,
-    )
+    kernel = f"in the {usage.get('impl', '')} kernel"
+    columns: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
+        "Level": "{0[depth]}",
+        "Segments": "{0[segments]:,}",
+        "Stored tokens": "{0[tokens]:,}",
+        "Rows below": "{0[rows]:,}",
+        "Read once by": lambda level: f"{level['kept']:,} {kernel}" if level["kept"] else "none",
+        "Read per row by": _describe_folded,
+        "Why": list_reasons,
+    }
+    words = [*columns][4:]
+    return PrintableTable.of(plan["levels"] if plan else (), columns, words=words, lines=lines)
+
+
+def list_reasons(level: Mapping[str, Any]) -> str:
+    """Return why segments of a level are read once or by each row, with their numbers."""
+    return ", ".join(f"{reason} ({num:,})" for reason, num in level["reasons"].items())
+
+
+def _describe_folded(level: Mapping[str, Any]) -> str:
+    folded = level["segments"] - level["kept"]
+    return f"{folded:,} with the rows' own" if folded else "none"
 
 
 def settings(view: RunView) -> list[tuple[str, str]]:
@@ -386,17 +392,3 @@ def _format_cell(cell: Any) -> str:
     if cell is None or isinstance(cell, float):
         return number(cell)
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
-
-
-def _format_level(level: Mapping[str, Any], impl: str) -> list[str]:
-    folded = level["segments"] - level["kept"]
-    why = ", ".join(f"{reason} ({num:,})" for reason, num in level["reasons"].items())
-    return [
-        str(level["depth"]),
-        f"{level['segments']:,}",
-        f"{level['tokens']:,}",
-        f"{level['rows']:,}",
-        f"{level['kept']:,} in the {impl} kernel" if level["kept"] else "none",
-        f"{folded:,} with the rows' own" if folded else "none",
-        why,
-    ]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.outputs import Thinking, answer_after
 from treegen.errors import Message, RunError, TreegenError
-from treegen.evals.problem import readable_reference
+from treegen.evals.problem import Problem, readable_reference
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.verdict import Verdict
-from treegen.runs import RecordFile
+from treegen.runs import Key, RecordFile, RunDir, SearchRunDir
 from treegen.runs.images import RunImage, RunImages
 from treegen.runs.record_format import Types, check_types
 from treegen.search.tree.graphs import to_dot, to_mermaid, to_svg
@@ -249,6 +249,12 @@ class ProblemView:
         return readable_reference(self.answer)
 
 
+def describe_problem(problem: Problem | None) -> dict[str, Any]:
+    """Return the texts of a problem as fields of a `ProblemView`; empty without its data."""
+    names = ("question", "answer", "group")
+    return {} if problem is None else {name: getattr(problem, name) for name in names}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """The current state of a run."""
@@ -333,6 +339,25 @@ class RunView:
     def votes(self) -> bool:
         """Whether the samples of a problem vote on its answer."""
         return self.num_samples > 1 and self.report is not None and bool(self.report.majority)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The state of the run, by names of results.json, for the text that describes it."""
+        return {
+            "usage": self.usage,
+            "done": self.num_done,
+            "planned": self.info.planned,
+            "versions": self.info.versions,
+        }
+
+    def open(self) -> RunDir:
+        """Open the directory of the run, which may have more records by now."""
+        return (SearchRunDir if self.searched else RunDir).open(self.path)
+
+    def read_records(self) -> dict[Key, dict[str, Any]]:
+        """Return the records of the run's directory by key."""
+        with self.open() as run:
+            return {(row["problem_id"], row["sample_index"]): row for row in run.records()}
 
     def is_whole(self, problem: ProblemView) -> bool:
         """Return whether no more samples of a problem will be drawn."""

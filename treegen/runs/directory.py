@@ -278,6 +278,13 @@ class RunDir:
         path = self.path / "results.json"
         return read_json(path) if os.path.exists(path) else None
 
+    def stored_results(self) -> dict[str, Any]:
+        """Return the object in results.json; empty if it is missing, corrupt or not an object."""
+        with suppress(RunError):
+            if isinstance(results := self.results(), dict):
+                return results
+        return {}
+
     def sync(self) -> None:
         """Make all appended samples survive a power failure; `append` does so every second."""
         self._samples.sync()

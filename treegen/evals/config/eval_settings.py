@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.common.params import PENALTIES, SamplingParams
 from treegen.common.structured_outputs import STRUCTURES
-from treegen.errors import InputError, Message, ModelWarning, RunError, arg
+from treegen.errors import InputError, Message, ModelWarning, arg
 from treegen.evals.config.base import (
     BaseSettings,
     build_settings,
@@ -420,10 +420,8 @@ def recall_choices(run: "RunDir") -> dict[str, Any]:
         RunError: the run is not an evaluation.
     """
     choices = stored_choices(run.info)
-    results: Any = None
-    with suppress(RunError):  # a corrupt file, which the next scoring replaces
-        results = run.results()
-    settings: Any = results.get("settings") if isinstance(results, dict) else None
+    # The next scoring replaces a corrupt file.
+    settings: Any = run.stored_results().get("settings")
     for name in REPORTED if isinstance(settings, dict) else ():
         with suppress(InputError, TypeError):  # it has none, or was edited
             choices[name] = _read_reported(name, settings.get(name), choices)

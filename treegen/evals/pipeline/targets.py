@@ -164,10 +164,13 @@ class _RunKind(Generic[_Settings]):
             choices: The user's choices, by name.
             required: Whether to raise RunError if there are no runs; otherwise the list is empty.
         """
-        below = sorted(path.glob("*")) if os.path.isdir(path) else []
-        existing = {sub.name: sub for sub in below if is_run(sub)}
-        if not existing and required:
-            self.directory.open(path)  # raises RunError with the reason
+        below = filter(is_run, path.glob("*") if os.path.isdir(path) else ())
+        # In the order in which the runs were started, such as that of the compared methods.
+        existing = {sub.name: sub for sub in sorted(below, key=_when_started)}
+        records = self.directory.records_file
+        if required and not any(os.path.exists(sub / records) for sub in existing.values()):
+            # Raise RunError with the reason, such as that all runs are those of another command.
+            self.directory.open(next(iter(existing.values()), path))
         if not existing or not names:
             return [self.resolve_resumed(sub, choices) for sub in existing.values()]
         targets = []
@@ -259,6 +262,10 @@ def tell_late_choices(
 def is_run(path: Path) -> bool:
     """Return whether a directory contains a run."""
     return os.path.exists(path / "run.json")  # Path.exists raises for names that are too long
+
+
+def _when_started(run: Path) -> tuple[int, str]:
+    return os.stat(run / "run.json").st_mtime_ns, run.name
 
 
 def method_folder(method: str) -> str:

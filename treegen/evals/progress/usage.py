@@ -22,7 +22,6 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from treegen.common.files import open_regular, read_lines
 from treegen.common.formatting import format_bytes
 from treegen.common.outputs import Usage, WorkerStatus, in_order
-from treegen.errors import RunError
 from treegen.evals.progress.run_progress import RunProgress
 from treegen.runs import RunDir
 from treegen.runs.files import parse_json
@@ -139,11 +138,7 @@ def describe_levels(plan: "Plan") -> list[dict[str, Any]]:
 
 def load_attempts(run: RunDir) -> list[dict[str, Any]]:
     """Return the attempts in a run's results.json; corrupt ones are left out."""
-    try:
-        results = run.results()
-    except RunError:
-        return []
-    parts = results.get("parts") if isinstance(results, dict) else None
+    parts = run.stored_results().get("parts")
     return [part for part in parts if _is_part(part)] if isinstance(parts, list) else []
 
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 Severity = Literal["high", "medium", "low"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("high", "medium", "low")
@@ -30,11 +30,11 @@ class Kind:
     """The smallest share at which the severity is medium."""
 
 
-def _read_kinds() -> dict[str, Kind]:
-    text = files("treegen.report.audit").joinpath("kinds.jsonl").read_text(encoding="utf-8")
-    kinds = [Kind(**json.loads(line)) for line in text.splitlines()]
-    return {kind.name: kind for kind in kinds}
+def read_rows(name: str) -> list[dict[str, Any]]:
+    """Return the JSON lines of a file in this package."""
+    text = files("treegen.report.audit").joinpath(name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
-KINDS: Final = _read_kinds()
+KINDS: Final = {row["name"]: Kind(**row) for row in read_rows("kinds.jsonl")}
 """All kinds by name."""

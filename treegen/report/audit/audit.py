@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final, Unpack
+from typing import Final, Unpack
 
 from treegen.common.files import as_path
 from treegen.common.lifetimes import pause_gc
@@ -21,7 +21,6 @@ from treegen.report.audit.prompt_checks import audit_prompts, find_tokenizer, pr
 from treegen.report.audit.sample_checks import audit_samples
 from treegen.report.load import load_run
 from treegen.report.view import RunView
-from treegen.runs import RunDir
 
 _SLOW: Final = ("mathematics", "code")
 
@@ -185,9 +184,8 @@ def _is_scored(view: RunView) -> bool:
     """Return whether a run has scores; a run with score=False is only scored when it is loaded."""
     if view.info.free.get("score") is not False or view.report is None:
         return view.report is not None
-    with suppress(TreegenError), RunDir.open(view.path) as run:
-        results: Any = run.results()
-        return isinstance(results, dict) and results.get("report") is not None
+    with suppress(TreegenError), view.open() as run:
+        return run.stored_results().get("report") is not None
     return False
 
 

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from treegen.errors import InputError, TreegenError
 from treegen.evals.job import Job
 from treegen.evals.problem import Problem
 from treegen.evals.task_calls import wrap_task_method
-from treegen.report.audit import Severity
+from treegen.report.audit import Severity, read_rows
 from treegen.report.audit.answers import references_of
 from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.readers import choices_of, squad_form, value_of
@@ -226,12 +225,6 @@ def _is_right(job: Job, problem: Problem, text: str) -> bool | None:
     return None if first is None else first.correct
 
 
-def _read_lines(name: str) -> list[dict[str, Any]]:
-    """Return the JSON lines of a file in this package."""
-    text = files("treegen.report.audit").joinpath(name).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def hash_question(question: str) -> str:
     """Return a hash of the letters and digits of a question and its choices."""
     letters = "".join(filter(str.isalnum, question.casefold()))
@@ -245,7 +238,7 @@ def _read_faulty() -> dict[str, str]:
     HumanEval: items with a faulty example, test or solution; those whose prompt has only a spelling
     error are left out. MMLU: all items that MMLU-Redux marks, of 100 in each subject.
     """
-    lists = _read_lines("faulty.jsonl")
+    lists = read_rows("faulty.jsonl")
     return {
         item: f"{entry['what']} ({entry['source']})" for entry in lists for item in entry["items"]
     }
@@ -296,7 +289,7 @@ def _read_published() -> dict[str, tuple[str, tuple[str, ...]]]:
     base64.
     """
     published: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for split in _read_lines("published.jsonl"):
+    for split in read_rows("published.jsonl"):
         digits = b64decode(split["items"]).hex()
         names = f"{split['name']} ({split['split']})", tuple(split["tasks"])
         starts = range(0, len(digits), _HASH_DIGITS)

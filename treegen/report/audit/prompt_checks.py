@@ -17,7 +17,7 @@ from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.readers import squad_form
 from treegen.report.run_document import content_text
 from treegen.report.view import ProblemView, RunView, settings_group
-from treegen.runs import RunDir, RunInfo
+from treegen.runs import RunInfo
 
 _BOS: Final = re.compile(
     r"\A\s*(?:<s>|<bos>|<\|begin_of_text\|>|<\|startoftext\|>|<\uff5cbegin\u2581of\u2581sentence\uff5c>|\[BOS\])"
@@ -275,9 +275,8 @@ def _read_tokenizer_config(model: Path) -> dict[str, Any]:
 
 
 def _find_shortened(view: RunView) -> Iterator[Finding]:
-    with suppress(TreegenError), RunDir.open(view.path) as run:
-        results: Any = run.results() or {}
-        count = results.get("shortened") if isinstance(results, dict) else None
+    with suppress(TreegenError), view.open() as run:
+        count = run.stored_results().get("shortened")
         if isinstance(count, int):
             num_shortened = min(max(0, count), view.num_done)
             yield from find("prompt-shortened", [("", "")] * num_shortened, view.num_done)

@@ -228,19 +228,13 @@ def _compare_run(
     )
     libraries = [values["task"].pop("libraries") for values in (certified, recomputed)]
     verdicts = [values["samples"].pop("verdicts") for values in (recomputed, certified)]
-    yield _compare(
-        "settings", certified["run"], recomputed["run"], f"{run.info.planned:,} samples planned"
-    )
-    yield _compare(
-        "data",
-        certified["data"],
-        recomputed["data"],
-        f"{recomputed_part.data.num_problems:,} problems",
-    )
-    yield _compare(
-        "task", certified["task"], recomputed["task"], f"{job.task.name} {job.task.version}"
-    )
     done = recomputed_part.samples.num_samples
+    for what, name, how in (
+        ("settings", "run", f"{run.info.planned:,} samples planned"),
+        ("data", "data", f"{recomputed_part.data.num_problems:,} problems"),
+        ("task", "task", f"{job.task.name} {job.task.version}"),
+    ):
+        yield _compare(what, certified[name], recomputed[name], how)
     part_check = _compare(
         "samples", certified["samples"], recomputed["samples"], f"{done:,} samples"
     )

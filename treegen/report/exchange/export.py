@@ -23,7 +23,6 @@ from treegen.report.certify.document import Certificate, load_own_certificate
 from treegen.report.load import load_run
 from treegen.report.run_settings import short_model_name
 from treegen.report.view import ProblemView, RunView, StoredTree, settings_group
-from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.files import check_no_link, describe_write_error
 from treegen.runs.record_format import Key
 
@@ -117,8 +116,7 @@ def read_full_run(path: Path, **options: Unpack[OpenRunOptions]) -> ExportedRun:
         InputError: `data` or `task` are not the problems or the task of the run.
     """
     view = load_run(path, **options)
-    with (SearchRunDir if view.searched else RunDir).open(path) as run:
-        records = {(row["problem_id"], row["sample_index"]): row for row in run.records()}
+    records = view.read_records()
     for (problem_id, index), row in records.items():
         try:
             datetime.fromisoformat(row.get("time") or view.info.created)

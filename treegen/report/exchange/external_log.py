@@ -87,7 +87,7 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
 PROBLEMS: Final = "problems.jsonl"
 """The file with the problems of the log, in the directory of an imported run."""
 _SCRATCH: Final = ".import.{}.tmp"
-_TEMPORARY_FILES: Final = (".import.[0-9]*.tmp",)
+_SCRATCHES: Final = ".import.[0-9]*.tmp"
 
 
 class ExternalVerdict(Schema):
@@ -187,7 +187,8 @@ def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
         directories = [path / path_component(log.task, "a task of the log") for log in logs]
     try:
         for directory in directories:
-            _clean_directory(directory)
+            check_directory(directory)
+            sweep(directory, _SCRATCHES)  # of interrupted imports
         for directory in directories:
             _check_empty(directory)
         with ExitStack() as stack:
@@ -238,24 +239,13 @@ def score_to_verdict(score: float, answer: str | None, text: str) -> ExternalVer
     return ExternalVerdict(answer=answer, correct=right, credit=credit)
 
 
-def _clean_directory(path: Path) -> None:
-    """Remove the scratch folders of interrupted imports from a directory.
-
-    Raises:
-        RunError: the path cannot be a directory.
-    """
-    check_directory(path)
-    for pattern in _TEMPORARY_FILES:
-        sweep(path, pattern)
-
-
 def _check_empty(path: Path) -> None:
     """Raise RunError unless a run can be created in a directory."""
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
         raise RunError(f"the directory {path} already contains a run; choose another directory")
     names = os.listdir(path) if os.path.exists(path) else []
-    if any(not any(Path(name).match(pattern) for pattern in _TEMPORARY_FILES) for name in names):
+    if not all(Path(name).match(_SCRATCHES) for name in names):
         raise RunError(f"the directory {path} is not empty; choose another directory")
 
 
@@ -326,37 +316,29 @@ def _move_runs(scratches: Sequence[Path], paths: Sequence[Path]) -> None:
 
 def _check_log(log: ExternalLog) -> None:
     """Raise InputError for a log without problems, filters or samples, or with duplicates."""
+    problem = ""
     if not log.problems:
-        raise InputError(
-            f"the log of the task {log.task} contains no samples; pass a log with samples"
-        )
-    if not log.filters:
-        raise InputError(
-            f"the log of the task {log.task} has no scores from 0 to 1; score the log first"
-        )
-    if not log.samples:
-        raise InputError(
-            f"no sample in the log of the task {log.task} has a score; score the log first"
-        )
-    if not 1 <= log.num_samples <= MAX_SAMPLES:
-        raise InputError(
-            f"the log of the task {log.task} must have 1 to {MAX_SAMPLES:,} samples per "
-            f"problem, got {log.num_samples}"
-        )
+        problem = "contains no samples; pass a log with samples"
+    elif not log.filters:
+        problem = "has no scores from 0 to 1; score the log first"
+    elif not log.samples:
+        problem = "has no sample with a score; score the log first"
+    elif not 1 <= log.num_samples <= MAX_SAMPLES:
+        problem = f"must have 1 to {MAX_SAMPLES:,} samples per problem, got {log.num_samples}"
+    if problem:
+        raise InputError(f"the log of the task {log.task} {problem}")
     ((problem_id, count),) = Counter(problem.id for problem in log.problems).most_common(1)
     if count > 1:
         raise InputError(
             f"the log has two problems with the id {problem_id!r}; rename one of the problems"
         )
-    seen: set[tuple[str, int]] = set()
-    for sample in log.samples:
-        key = sample.problem_id, sample.index
-        if key in seen:
-            raise InputError(
-                f"the log contains sample {key[1]} of problem {key[0]!r} twice; remove one "
-                "of the two entries"
-            )
-        seen.add(key)
+    keys = Counter((sample.problem_id, sample.index) for sample in log.samples)
+    (((problem_id, index), count),) = keys.most_common(1)
+    if count > 1:
+        raise InputError(
+            f"the log contains sample {index} of problem {problem_id!r} twice; remove one of the "
+            "two entries"
+        )
 
 
 def _to_row(problem: ExternalProblem) -> dict[str, str]:

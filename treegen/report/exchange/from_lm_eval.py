@@ -189,7 +189,8 @@ def _read_lines(path: Path) -> list[_Line]:
             if not text.strip():
                 continue
             line = _Line(where, validate(_Row, _parse_json(text, where, "remove the line"), where))
-            _check_line(line)
+            if problem := _find_contradiction(line.row):
+                raise InputError(f"{where}: {problem}")
             key = line.row.doc_id, line.row.filter
             if (before := seen.setdefault(key, where)) != where:
                 raise InputError(
@@ -211,35 +212,27 @@ def _parse_json(text: bytes, where: str, remedy: str) -> Any:
         raise InputError(f"{where} cannot be read as JSON: {reason}; {remedy}") from None
 
 
-def _check_line(line: _Line) -> None:
-    """Raise InputError for a line whose fields contradict each other."""
-    row = line.row
+def _find_contradiction(row: _Row) -> str:
+    """Return how the fields of a line contradict each other; empty if they do not."""
     if not all(row.resps):
-        raise InputError(f"{line.where}: resps has a request without responses; remove the line")
+        return "resps has a request without responses; remove the line"
     for name in row.metrics:
         if name not in (row.model_extra or {}):
-            raise InputError(f"{line.where}: metrics names {name!r:.60}, which is missing")
+            return f"metrics names {name!r:.60}, which is missing"
     if not _has_likelihoods(row) and not all(isinstance(text, str) for text in row.resps[0]):
-        raise InputError(f"{line.where}: resps must contain strings; remove the line")
-    if row.by_response is None:
-        return
-    if len(row.by_response) != len(row.resps[0]) or _has_likelihoods(row):
-        raise InputError(
-            f"{line.where}: {BY_RESPONSE} and resps must have the same number of responses"
-        )
-    are_scored = all(response.metrics or response.correct is None for response in row.by_response)
+        return "resps must contain strings; remove the line"
+    if (responses := row.by_response) is None:
+        return ""
+    if len(responses) != len(row.resps[0]) or _has_likelihoods(row):
+        return f"{BY_RESPONSE} and resps must have the same number of responses"
+    are_scored = all(response.metrics or response.correct is None for response in responses)
     if len(row.metrics) > 1 and not are_scored:
-        raise InputError(
-            f"{line.where}: the line has several metrics, so each response of {BY_RESPONSE} must "
-            "have metrics"
-        )
-    if len({response.index for response in row.by_response}) < len(row.by_response):
-        raise InputError(f"{line.where}: {BY_RESPONSE} has two responses with the same index")
-    for response in row.by_response:
-        if response.correct and response.answer is None:
-            raise InputError(
-                f"{line.where}: {BY_RESPONSE} has a correct response without an answer"
-            )
+        return f"the line has several metrics, so each response of {BY_RESPONSE} must have metrics"
+    if len({response.index for response in responses}) < len(responses):
+        return f"{BY_RESPONSE} has two responses with the same index"
+    if any(response.correct and response.answer is None for response in responses):
+        return f"{BY_RESPONSE} has a correct response without an answer"
+    return ""
 
 
 def _check_same_document(line: _Line, first: _Line) -> None:

@@ -34,13 +34,10 @@ class RunPage {
         page.note({ ...this.state, problem: problem_id, search });
       });
     }
-    for (const [name, spots] of Object.entries(index.spots)) {
-      const figure = [...article.querySelectorAll("figure")].find((candidate) => candidate.dataset.plot === name);
-      if (figure) new Spots(figure, spots, this.target);
-    }
+    PlotLinks.add(article.querySelectorAll("figure"), index.links, this.target);
   }
 
-  // The target of a bar or point of a plot: a problem, or the problems that match a filter.
+  // Where a bar or point of a plot links to: a problem, or the problems that match a filter.
   get target() {
     const { id } = this.run.index.problems;
     const target = (place) => (typeof place === "string" ? { problems: place } : { problem: id[place] });
@@ -200,7 +197,7 @@ class Page {
     this.tell("");
     await this.show(key);
     if (turn !== this.turn) return; // the user has gone elsewhere in the meantime
-    if (this.several && state.run === undefined) await this.across?.go(state);
+    if (this.several && state.run === undefined) await this.comparison?.go(state);
     else if (state.problem !== undefined || state.problems !== undefined) await this.current.go(state);
     else if (state.run !== undefined) this.articles.get(key).scrollIntoView();
   }
@@ -211,7 +208,7 @@ class Page {
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     const keys = document.querySelector(".keys");
     if (event.key === "?" && keys) keys.open = !keys.open;
-    else if (!this.across?.onkey(event) && !this.current?.onkey(event.key)) return;
+    else if (!this.comparison?.onkey(event) && !this.current?.onkey(event.key)) return;
     event.preventDefault();
   }
 
@@ -224,9 +221,9 @@ class Page {
     const [first] = this.articles.keys();
     const key = state.run === undefined || !this.several ? first : this.keys.get(state.run);
     if (key !== undefined) await this.show(key);
-    const box = document.querySelector(".across");
+    const box = document.querySelector(".comparison");
     if (box) {
-      this.across = await Across.open(this, box);
+      this.comparison = await Comparison.open(this, box);
       box.dataset.ready = "";
     }
     this.quiet = false;

@@ -29,11 +29,7 @@ class TreePicture {
   constructor(box, { nodes, best, rootLabel, choose }) {
     Object.assign(this, { box, nodes, best, rootLabel, choose, scale: 1, x: 0, y: 0 });
     this.byId = new Map(nodes.map((node) => [node.id, node]));
-    this.below = new Map();
-    for (const node of nodes) {
-      if (!this.below.has(node.parent_id)) this.below.set(node.parent_id, []);
-      this.below.get(node.parent_id).push(node);
-    }
+    this.below = childrenById(nodes);
     this.root = nodes[0];
     this.picked = this.root;
     const scores = nodes.map((node) => node.score).filter((score) => score !== null);
@@ -167,7 +163,7 @@ class TreePicture {
     const label = svgElement("text", { x: left, y: up }, cut.length > 22 ? `${cut.slice(0, 21).join("")}\u2026` : words);
     const more = svgElement("text", { x: left, y: down, class: "facts" }, [facts, ...(hidden ? [`+${count(hidden)}`] : [])].filter(Boolean).join("  "));
     const group = svgElement("g", {
-      class: ["spot", ...kinds, ...(node === this.picked ? ["picked"] : [])].join(" "), transform: `translate(${x} ${y})`, role: "treeitem",
+      class: ["tree-node", ...kinds, ...(node === this.picked ? ["picked"] : [])].join(" "), transform: `translate(${x} ${y})`, role: "treeitem",
       "aria-label": `${words.slice(0, 80)} ${facts}`, id: `${this.box.id}-node-${node.id}`,
     }, ...dots, label, more);
     if (this.below.has(node.id)) group.setAttribute("aria-expanded", String(!this.folded.has(node.id)));
@@ -228,7 +224,7 @@ class TreePicture {
 
   drag(event) {
     const [startX, startY, x, y] = [event.clientX, event.clientY, this.x, this.y];
-    const target = event.target.closest(".spot");
+    const target = event.target.closest(".tree-node");
     let moved = false;
     const onmove = (now) => {
       moved ||= Math.hypot(now.clientX - startX, now.clientY - startY) > 4;

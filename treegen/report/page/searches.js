@@ -138,11 +138,7 @@ class Searches {
   }
 
   list(box, nodes, best) {
-    const below = new Map();
-    for (const node of nodes) {
-      if (!below.has(node.parent_id)) below.set(node.parent_id, []);
-      below.get(node.parent_id).push(node);
-    }
+    const below = childrenById(nodes);
     const tree = new FoldingTree(box, {
       children: (node) => below.get(node.id) ?? [],
       describe: (node) => ({

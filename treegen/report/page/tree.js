@@ -1,6 +1,16 @@
 // A foldable tree. Nodes are created on demand: children when their parent unfolds, and many
 // children in batches.
 
+// Returns the children of each node that has some, by its id; the roots are the children of null.
+const childrenById = (nodes) => {
+  const below = new Map();
+  for (const node of nodes) {
+    if (!below.has(node.parent_id)) below.set(node.parent_id, []);
+    below.get(node.parent_id).push(node);
+  }
+  return below;
+};
+
 class FoldingTree {
   static batch = 20;
 

@@ -1,5 +1,6 @@
 """Renders matplotlib figures as SVG, for light and dark pages, and as PNG."""
 
+import base64
 import io
 import re
 import warnings
@@ -9,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.files import replace_file
+from treegen.common.files import write_output
 from treegen.common.formatting import safe_text
-from treegen.errors import InputError, require_extra
+from treegen.errors import require_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,9 @@ MANY: Final = 200
 _LEGEND_INCHES: Final = 0.6
 """Height of a legend of two lines, for which the size of a figure has room."""
 _MIN_LINK_INCHES: Final = 0.12  # smallest width and height of a link's area
-CYCLE: Final = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY)
+_CYCLE: Final = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY)
+_MARKERS: Final = "osD^vPX*"
+_DPI: Final = 96  # a browser's pixels per inch
 # The colour of text and lines. Nothing else in a picture has exactly this colour.
 _INK: Final = "#1f2328"
 _ADAPTING: Final = f"svg{{color:{_INK}}}@media (prefers-color-scheme:dark){{svg{{color:#e6e8eb}}}}"
@@ -100,32 +103,16 @@ class Plot:
     find_links: "Callable[[Figure], list[PlotLink]] | None" = None
     """Returns the bars and points of the drawn figure that link to problems; see `make_link`."""
 
-    def svg(self) -> bytes:
-        """Return the picture as SVG: transparent, with text and lines in the page's colour.
+    def render(self) -> "Picture":
+        """Draw the plot as SVG: transparent, with text and lines in the page's colour.
 
         Raises:
             InputError: matplotlib is not installed.
         """
-        return self.svg_and_links()[0]
-
-    def svg_and_links(self) -> tuple[bytes, list[PlotLink]]:
-        """Return the SVG, as `svg` does, and the links of the plot.
-
-        Raises:
-            InputError: matplotlib is not installed.
-        """
-        return self.draw_svg()[:2]
-
-    def draw_svg(self) -> tuple[bytes, list[PlotLink], tuple[float, float]]:
-        """Return the SVG and the links of the plot, and its width and height in inches.
-
-        Raises:
-            InputError: matplotlib is not installed.
-        """
-        svg, figure = self._render("svg")
+        svg, figure = self._draw_file("svg")
         links = self.find_links(figure) if self.find_links else []
-        width, height = figure.get_size_inches()
-        return _light_or_dark(svg), links, (width, height)
+        width, height = (round(inches * _DPI) for inches in figure.get_size_inches())
+        return Picture(self, _light_or_dark(svg), links, width, height)
 
     def png(self) -> bytes:
         """Return the picture as PNG, on white.
@@ -133,32 +120,9 @@ class Plot:
         Raises:
             InputError: matplotlib is not installed.
         """
-        return self._render("png")[0]
+        return self._draw_file("png")[0]
 
-    def save(self, folder: Path, svg: bytes | None = None) -> list[Path]:
-        """Write NAME.svg and NAME.png, and return their paths.
-
-        Args:
-            folder: The folder of the files; it is created if necessary.
-            svg: The result of `svg`, to avoid drawing again.
-
-        Raises:
-            InputError: the folder cannot be written, or matplotlib is not installed.
-        """
-        paths = [folder / f"{self.name}.svg", folder / f"{self.name}.png"]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for path, content in zip(paths, (svg or self.svg(), self.png()), strict=True):
-                with replace_file(path) as file:
-                    file.write(content)
-        except OSError as error:
-            raise InputError(
-                f"cannot write to the folder {folder}: {error.strerror or error}; choose "
-                "another folder"
-            ) from None
-        return paths
-
-    def _render(self, kind: str) -> "tuple[bytes, Figure]":
+    def _draw_file(self, kind: str) -> "tuple[bytes, Figure]":
         with _style():
             # pyplot would choose a display and keep figures that must be closed.
             from matplotlib.figure import Figure
@@ -170,6 +134,45 @@ class Plot:
             metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
             figure.savefig(out, format=kind, dpi=144, transparent=kind == "svg", metadata=metadata)
         return out.getvalue(), figure
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A plot that was drawn as SVG."""
+
+    plot: Plot
+    svg: bytes
+    links: list[PlotLink]
+    """The areas that link to problems."""
+    width: int
+    """Width in CSS pixels."""
+    height: int
+    """Height in CSS pixels."""
+
+    @property
+    def url(self) -> str:
+        """The SVG as the URL of an image."""
+        return f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode('ascii')}"
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write NAME.svg and NAME.png, and return their paths.
+
+        Args:
+            folder: The folder of the files; it is created if necessary.
+
+        Raises:
+            InputError: a file cannot be written.
+        """
+        contents = {"svg": self.svg, "png": self.plot.png()}
+        paths = [folder / f"{self.plot.name}.{kind}" for kind in contents]
+        for path, content in zip(paths, contents.values(), strict=True):
+            write_output(path, [content])
+        return paths
+
+
+def choose_style(index: int) -> dict[str, Any]:
+    """Return the colour and the marker of a curve among several; the first 56 all differ."""
+    return {"colour": _CYCLE[index % len(_CYCLE)], "marker": _MARKERS[index % len(_MARKERS)]}
 
 
 def draw_band(
@@ -250,7 +253,7 @@ def _style() -> Iterator[None]:
         "grid.alpha": 0.25,
         "axes.axisbelow": True,
         "axes.titlesize": 11,
-        "axes.prop_cycle": cycler(color=CYCLE),
+        "axes.prop_cycle": cycler(color=_CYCLE),
         "font.size": 10,
         # A dollar sign in a label starts no formula. The salt keeps ids the same in every file.
         "text.parse_math": False,

@@ -19,6 +19,7 @@ from treegen.report.plots.figures import (
     YELLOW,
     Plot,
     PlotLink,
+    choose_style,
     draw_band,
     draw_legend,
     make_link,
@@ -101,14 +102,12 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
         for number, (name, curves) in enumerate(curves_of.items()):
             for curve in curves:
                 passed = curve.metric == "pass@k"
-                colour = f"C{number if len(curves_of) > 1 else int(passed)}"
-                dashed = "--" if passed else "-"
+                style = choose_style(number if len(curves_of) > 1 else int(passed))
+                style["linestyle"] = "--" if passed else "-"
                 label = curve.metric
                 if len(curves_of) > 1:
                     label += f", {plain_label(name)}"
-                draw_band(
-                    axes, curve.ks, curve.values, colour, label, linestyle=dashed, markersize=3.5
-                )
+                draw_band(axes, curve.ks, curve.values, label=label, markersize=3.5, **style)
         max_k = max(curve.ks[-1] for curves in curves_of.values() for curve in curves)
         if max_k > 12:
             axes.set_xscale("log")

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.evals.statistics.estimators import Estimate, estimate
 from treegen.evals.statistics.metrics import HasGroup, clusters_of
-from treegen.report.plots.figures import CYCLE, Plot, draw_band, draw_legend, plain_label
+from treegen.report.plots.figures import (
+    BLUE,
+    Plot,
+    choose_style,
+    draw_band,
+    draw_legend,
+    plain_label,
+)
 from treegen.report.tables import PrintableTable, interval, number
 from treegen.report.view import RunView, StoredTree, settings_group
 
@@ -157,13 +164,13 @@ def solved_plot(view: RunView) -> Plot | None:
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        axes.step(at, [s.value for s in shares], where="post", color=CYCLE[0])
+        axes.step(at, [s.value for s in shares], where="post", color=BLUE)
         axes.fill_between(
             at,
             [s.low for s in shares],
             [s.high for s in shares],
             step="post",
-            color=CYCLE[0],
+            color=BLUE,
             alpha=0.15,
             linewidth=0,
         )
@@ -201,15 +208,11 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        markers = "osD^vPX*"
         for index, (name, points) in enumerate(curves.items()):
             x = [tokens for tokens, _ in points]
             shares = [share for _, share in points]
-            colour = CYCLE[index % len(CYCLE)]
-            marker = markers[index % len(markers)]
-            draw_band(
-                axes, x, shares, colour, plain_label(name), alpha=0.12, marker=marker, markersize=5
-            )
+            style = choose_style(index)
+            draw_band(axes, x, shares, label=plain_label(name), alpha=0.12, markersize=5, **style)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_minor_formatter("{x:,.0f}")

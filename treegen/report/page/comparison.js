@@ -1,10 +1,10 @@
 // The comparison of several runs: a table with the accuracy of each run on each problem, and samples
 // of two runs side by side.
 
-class Across {
+class Comparison {
   static async open(page, box) {
     const runs = await Promise.all([...page.articles.keys()].map((key) => page.peek(key)));
-    return new Across(page, box, runs);
+    return new Comparison(page, box, runs);
   }
 
   constructor(page, box, runs) {
@@ -23,10 +23,9 @@ class Across {
       return select;
     });
     this.detail = box.querySelector(".beside");
-    for (const [name, spots] of Object.entries(JSON.parse(box.dataset.spots))) {
-      const figure = [...document.querySelectorAll("body > .plots figure")].find((candidate) => candidate.dataset.plot === name);
-      if (figure) new Spots(figure, spots, { state: (place) => ({ problem: this.ids[place] }), label: (place) => this.ids[place] });
-    }
+    PlotLinks.add(document.querySelectorAll("body > .plots figure"), JSON.parse(box.dataset.links), {
+      state: (place) => ({ problem: this.ids[place] }), label: (place) => this.ids[place],
+    });
   }
 
   value(side, id) {
