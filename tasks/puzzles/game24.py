@@ -11,10 +11,11 @@ Intermediate results may be any numbers. A solution in either form counts, which
 Expressions are parsed without eval: total, exact, and in linear time.
 """
 
+import ast
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar, Final
@@ -35,93 +36,44 @@ from treegen.tasks.puzzles.puzzle import (
 )
 
 # This also matches numbers longer than any number of a puzzle; `read_number` rejects these.
-_TOKEN: Final = re.compile(r"\s*+([0-9]++(?:\.[0-9]++)?+|[-+*/()\u00d7\u00f7\u2212])")
-_SIGNS: Final = {"\u00d7": "*", "\u00f7": "/", "\u2212": "-"}
-_BINDING: Final = {"+": 1, "-": 1, "*": 2, "/": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """Numbers and operators in postfix order."""
-
-    postfix: tuple[Number | str, ...]
-
-    @property
-    def numbers(self) -> list[Number]:
-        """The numbers, each as often as it occurs."""
-        return [item for item in self.postfix if not isinstance(item, str)]
-
-    def value(self) -> Number | None:
-        """Return the exact value; None for a division by zero."""
-        stack: list[Number] = []
-        for item in self.postfix:
-            if not isinstance(item, str):
-                stack.append(item)
-                continue
-            b, a = stack.pop(), stack.pop()
-            result = combine(a, item, b)
-            if result is None:
-                return None
-            stack.append(result)
-        return stack[0]
-
-
-def parse(text: str) -> Expression | None:
-    """Return the expression if the whole text is one, without unary signs; otherwise None."""
-    output: list[Number | str] = []
-    operators: list[str] = []
-    operand_next, at = True, 0
-    text = text.rstrip()
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            return None
-        at, token = match.end(), _SIGNS.get(match[1], match[1])
-        if token == "(":
-            if not operand_next:
-                return None
-            operators.append(token)
-        elif token == ")":
-            if operand_next:
-                return None
-            while operators and operators[-1] != "(":
-                output.append(operators.pop())
-            if not operators:
-                return None
-            operators.pop()
-        elif token in _BINDING:
-            if operand_next:
-                return None
-            while operators and _BINDING.get(operators[-1], 0) >= _BINDING[token]:
-                output.append(operators.pop())
-            operators.append(token)
-            operand_next = True
-        else:
-            number = read_number(token)
-            if not operand_next or number is None:
-                return None
-            output.append(number)
-            operand_next = False
-    if operand_next or "(" in operators:
-        return None
-    return Expression((*output, *reversed(operators)))
+_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_EXPRESSION: Final = re.compile(r"[-+*/(). 0-9]+")
+_SIGNS: Final = str.maketrans("\u00d7\u00f7\u2212", "*/-")
+_OPERATORS: Final[dict[type, str]] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def value_with(text: str, numbers: Sequence[Number]) -> Number | None:
     """Return the value of a text that is an expression, or an equation of one with its value.
 
     Returns:
-        None unless the text uses each of the numbers exactly once and is true.
+        None unless the text uses each of the numbers exactly once, without unary signs, and is
+        true.
     """
     left, equals, right = text.partition("=")
-    expression = parse(left)
+    expression = " ".join(left.translate(_SIGNS).split())
+    operands = list(map(read_number, _NUMBER.findall(expression)))
     # Compare the numbers before computing anything, so that no calculation can be long.
-    if expression is None or Counter(expression.numbers) != Counter(numbers):
+    if not _EXPRESSION.fullmatch(expression) or Counter(operands) != Counter(numbers):
         return None
-    value = expression.value()
+    try:
+        # Every number becomes a name, so Python reads the operators and brackets alone.
+        tree = ast.parse(_NUMBER.sub("n", expression), mode="eval")
+    except (SyntaxError, MemoryError, RecursionError):  # errors of Python's parser
+        return None
+    value = _evaluate(tree.body, iter(operands))
     if value is None or (equals and read_number(right.strip().rstrip(".")) != Fraction(value)):
         return None
     return value
+
+
+def _evaluate(node: ast.expr, operands: Iterator[Number | None]) -> Number | None:
+    """Return the exact value; None for a division by zero, and for what is no calculation."""
+    if isinstance(node, ast.Name):
+        return next(operands)
+    if not isinstance(node, ast.BinOp) or type(node.op) not in _OPERATORS:
+        return None
+    a, b = _evaluate(node.left, operands), _evaluate(node.right, operands)
+    return None if a is None or b is None else combine(a, _OPERATORS[type(node.op)], b)
 
 
 def of_steps(steps: Sequence[PuzzleStep]) -> str:
