@@ -205,7 +205,7 @@ class GameTask(AgentTask, TextTask):
         width=4,
         expand=4,
         step=SamplingParams(temperature=0.7, max_tokens=512),
-        whole=SamplingParams(temperature=0.7, max_tokens=512),
+        solution=SamplingParams(temperature=0.7, max_tokens=512),
         evaluator="environment",
         evaluate=("environment",),
     )

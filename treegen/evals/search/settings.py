@@ -72,7 +72,7 @@ _AGENT_SETTINGS: Final = ("environment", "forces_calls")
 class SearchSettings(BaseSettings, TreeSettings):
     """All settings of a search run; every default is filled in."""
 
-    COMPUTED: ClassVar = ("step", "whole")
+    COMPUTED: ClassVar = ("step", "solution")
     CHOICES: ClassVar = (
         *_SAMPLING_NAMES,
         *PENALTIES,
@@ -89,7 +89,7 @@ class SearchSettings(BaseSettings, TreeSettings):
     """The budget of each problem."""
     step: SamplingParams
     """How one step is sampled."""
-    whole: SamplingParams
+    solution: SamplingParams
     """How a whole solution is sampled."""
     choose: str = "best"
     """One of CHOOSE, for methods that find several solutions."""
@@ -209,7 +209,7 @@ class SearchSettings(BaseSettings, TreeSettings):
                 **{name: getattr(self.step, name) for name in _SAMPLING_NAMES},
                 **self.step.penalties,
                 "step_tokens": self.step.max_tokens,
-                "max_tokens": self.whole.max_tokens,
+                "max_tokens": self.solution.max_tokens,
             },
         }
 
@@ -314,7 +314,7 @@ def resolve_search_settings(
     draw = select(choices, (*_SAMPLING_NAMES, *PENALTIES))
     step, sample_params = (
         replace(default, **{"seed": default.seed or 0, **draw})
-        for default in (defaults.step, defaults.whole)
+        for default in (defaults.step, defaults.solution)
     )
     if (step_tokens := choices.get("step_tokens")) is not None:
         check_int("step_tokens", step_tokens, minimum=1)
@@ -332,7 +332,7 @@ def resolve_search_settings(
         verifier_args=check_verifier_settings(choices.get("verifier_args", {})),
         budget=budget,
         step=step,
-        whole=replace(sample_params, **select(choices, ["max_tokens"])),
+        solution=replace(sample_params, **select(choices, ["max_tokens"])),
         num_samples=choices.get("num_samples", task.defaults.num_samples),
         **{
             name: choices.get(name, getattr(defaults, name))
