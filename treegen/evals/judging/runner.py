@@ -338,24 +338,17 @@ def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]
             f"the judge's log-probabilities of the choices are not finite: {list(logprobs)}; check "
             "the weights, or use dtype float32"
         )
+    keys = [tuple(choice_tokens) for choice_tokens in tokens]
     exclusive = []
-    for own_tokens, logprob in zip(tokens, logprobs, strict=True):
-        longer = [
-            i
-            for i, other in enumerate(tokens)
-            if len(other) > len(own_tokens) and list(other[: len(own_tokens)]) == list(own_tokens)
-        ]
+    for own, logprob in zip(keys, logprobs, strict=True):
+        longer = [i for i, other in enumerate(keys) if _continues(other, own)]
         # Only the shortest continuations are subtracted; their probability includes longer ones.
-        first = [
-            i
-            for i in longer
-            if not any(
-                j != i
-                and list(tokens[i][: len(tokens[j])]) == list(tokens[j])
-                and len(tokens[j]) < len(tokens[i])
-                for j in longer
-            )
-        ]
+        first = [i for i in longer if not any(_continues(keys[i], keys[j]) for j in longer)]
         longer_share = math.fsum(math.exp(logprobs[i] - logprob) for i in first)
         exclusive.append(logprob + math.log(max(1 - longer_share, 1e-12)))
     return exclusive
+
+
+def _continues(longer: tuple[int, ...], shorter: tuple[int, ...]) -> bool:
+    """Return whether tokens begin with others and go on."""
+    return len(longer) > len(shorter) and longer[: len(shorter)] == shorter
