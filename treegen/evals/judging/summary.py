@@ -18,7 +18,7 @@ from treegen.evals.judging.interval import CorrectedMean, Mean, correct_mean, me
 from treegen.evals.judging.judgements import JudgementSet, get_cells, order_table, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.published_scores import official_tables
-from treegen.evals.judging.sample_size import Need, required_numbers
+from treegen.evals.judging.sample_size import RequiredNumber, required_numbers
 from treegen.evals.judging.summary_tables import (
     AgreementRow,
     list_notices,
@@ -88,7 +88,7 @@ class Summary:
         judges = (judge_run.judging.fingerprint for judge_run in self.judged)
         return (repr(first.identity()), str(first.wordings), *judges)
 
-    def needs(self, half_width: float) -> list[Need]:
+    def needs(self, half_width: float) -> list[RequiredNumber]:
         """Return the numbers of problems, answers and so on for an interval of this half width.
 
         See `sample_size.required_numbers`.

@@ -69,7 +69,7 @@ class EvaluationResult:
     """Its metrics; None if nothing is scored."""
     missing: int
     """The number of samples that were not drawn."""
-    complaint: str | None
+    unscored: str | None
     """A sentence on samples without a score; None if all are scored."""
     resume_hint: str
     """How to resume the run, for messages."""

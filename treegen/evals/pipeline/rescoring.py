@@ -78,9 +78,9 @@ def rescore_run(
             run.write_results(results)
         except RunInUseError as error:
             listener.warn(f"results.json was not rewritten: {error}")
-        complaint = describe_unscored(job, run, program_scoring)
+        unscored = describe_unscored(job, run, program_scoring)
         return EvaluationResult(
-            path, results, report, max(run.missing, 0), complaint, resume_hint=""
+            path, results, report, max(run.missing, 0), unscored, resume_hint=""
         )
 
 

@@ -319,7 +319,8 @@ def _hash_files(directory: Path) -> dict[str, document.HashedFile]:
 def _list_prompt_tokens(prepared: PreparedJob) -> dict[str, list[Any]]:
     """Return the token ids of each prompt, and those of its choices if it has any, by problem."""
     if prepared.job.choices:
-        return {prompt.id: [prompt.context, *prompt.whole] for prompt in prepared.choice_prompts}
+        prompts = prepared.choice_prompts
+        return {prompt.id: [prompt.context, *prompt.sequences] for prompt in prompts}
     return {request.id: [request.tokens] for request in prepared.plan.requests}
 
 
