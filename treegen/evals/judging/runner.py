@@ -166,16 +166,16 @@ class _JudgePrompts:
         long = [
             (case, node)
             for case, node in nodes
-            if scheduler.needs_more(case)
+            if not scheduler.is_decided(case)
             and self._sizes[case.id] + _MAX_TEMPLATE_TOKENS > max_prompt_tokens
         ]
         lengths = self._lengths([node for _, node in long])
         for (case, _), length in zip(long, lengths, strict=True):
             for repeat in range(samples if length > max_prompt_tokens else 0):
-                if scheduler.needs_more(case) and not self.has(case, repeat):
+                if not scheduler.is_decided(case) and not self.has(case, repeat):
                     self.add(case, repeat, {"text": "", TOO_LONG: True, "prompt_tokens": length})
                     scheduler.add(case, repeat, None)
-        return [(case, node) for case, node in nodes if scheduler.needs_more(case)]
+        return [(case, node) for case, node in nodes if not scheduler.is_decided(case)]
 
     def _lengths(self, nodes: Sequence[Node]) -> list[int]:
         from treegen.prompts.tokens import tokenize

@@ -44,15 +44,6 @@ from treegen.search.budget import Budget
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
-_RECORDED_NAMES: Final = (
-    "choose",
-    "arguments",
-    "source",
-    "repeats",
-    "verifier_args",
-    "environment",
-    "forces_calls",
-)
 _SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 # Values of these settings in runs of versions without them. run.json leaves these values out.
 _OLD_VALUES: Final[dict[str, Any]] = {
@@ -188,18 +179,15 @@ class SearchSettings(BaseSettings, TreeSettings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that change a search, as run.json groups them."""
+        names = (setting.name for setting in fields(TreeSettings))
+        values = {name: getattr(self, name) for name in (*names, *_OLD_VALUES)}
+        stored = {
+            name: value
+            for name, value in values.items()
+            if name not in _OLD_VALUES or value != _OLD_VALUES[name]
+        }
         return {
-            "search": {
-                "method": self.method,
-                **{
-                    name: getattr(self, name)
-                    for name in (
-                        *(setting.name for setting in fields(TreeSettings)),
-                        *_RECORDED_NAMES,
-                    )
-                    if name not in _OLD_VALUES or getattr(self, name) != _OLD_VALUES[name]
-                },
-            },
+            "search": {"method": self.method, **stored},
             "budget": {
                 name: limit
                 for name, limit in asdict(self.budget).items()
