@@ -86,6 +86,11 @@ def read_arguments(
 def read_text(arguments: Mapping[str, str], name: str, default: str = "") -> str:
     """Return a text that is not blank.
 
+    Args:
+        arguments: The arguments, by name.
+        name: Name of the argument.
+        default: The text if the argument is not set.
+
     Raises:
         InputError: The argument is blank.
     """
