@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
@@ -43,6 +43,21 @@ def mean_by(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, float]:
     for key, value in pairs:
         values[key].append(value)
     return {key: fmean(key_values) for key, key_values in values.items()}
+
+
+def find_clusters(
+    group_of: Mapping[_Key, str], problems: Iterable[_Key]
+) -> list[tuple[Hashable, ...]] | None:
+    """Return the cluster of each problem for error bars; None if no problem has a group.
+
+    Args:
+        group_of: The group of each problem; absent or empty for a problem without a group, which
+            is a cluster of its own.
+        problems: The problems.
+    """
+    if not any(group_of.values()):
+        return None
+    return [(group_of[key],) if group_of.get(key) else ("", key) for key in problems]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from treegen.evals.statistics.estimators import estimate, mean_by
+from treegen.evals.statistics.estimators import estimate, find_clusters, mean_by
 from treegen.evals.verdict import SampleScore
 
 Cell = str | int | float | None
@@ -71,9 +71,7 @@ def table_by(
     for label, ids in groups:
         valued = [problem_id for problem_id in ids if problem_id in values]
         if valued:
-            names = None
-            if clusters:
-                names = [(clusters[id],) if id in clusters else ("", id) for id in valued]
+            names = find_clusters(clusters or {}, valued)
             mean = estimate([values[problem_id] for problem_id in valued], names)
             rows.append((label, len(valued), mean.value, mean.stderr, mean.low, mean.high))
         else:
