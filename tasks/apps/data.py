@@ -245,7 +245,7 @@ def _bundled_path(name: str) -> Path:
 
 
 def _load(readers: _Readers, source: str) -> LoadedRows:
-    return LoadedRows(*problems_of(readers, source, _row), source)
+    return LoadedRows(*problems_of(readers, source, _row, fatal=(DataError,)), source)
 
 
 def _row(read: Callable[[], Fields], line: int) -> Row:

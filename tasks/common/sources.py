@@ -53,6 +53,7 @@ def problems_of(
     make: Callable[[_Row, int], _Problem],
     *,
     noun: str = "problem",
+    fatal: tuple[type[ValueError], ...] = (),
 ) -> tuple[tuple[_Problem, ...], tuple[Skipped, ...]]:
     """Return the problems of numbered rows, and the rows that cannot be used.
 
@@ -62,6 +63,7 @@ def problems_of(
         make: Makes a problem from a row and its line; raises ValueError with the reason if it
             cannot.
         noun: Word for a problem in errors.
+        fatal: Errors of `make` that are raised, instead of leaving out the row.
 
     Raises:
         DataError: Two problems have the same id, or there is no problem.
@@ -73,7 +75,7 @@ def problems_of(
         file, line = find_place(number, source)
         try:
             problem = make(row, int(number))
-        except DataError:
+        except fatal:
             raise
         except ValueError as error:
             skipped.append(Skipped(file, line, str(error)))

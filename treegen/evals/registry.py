@@ -371,7 +371,7 @@ def adapt_task(task: object, base: ABCMeta) -> Any:
 
 
 def _describe_fault(task: Task) -> str:
-    """Return what is wrong with a task's name, version, filters, defaults or arguments, or ""."""
+    """Return what is wrong with the members of a task, or ""."""
     for member in ("name", "version"):
         value = getattr(task, member)
         if not isinstance(value, str) or not value:
@@ -393,6 +393,8 @@ def _describe_fault(task: Task) -> str:
     for name, kind in types.items():
         if not isinstance(kind, AnswerType):
             return f"its answer type for {name} must have the methods verdict and representatives"
+    if task.executes_code and type(task).open_scoring is Task.open_scoring:
+        return "its executes_code is True, so it must also define the method open_scoring"
     return ""
 
 
