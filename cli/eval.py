@@ -284,11 +284,11 @@ def _describe_results(
     from treegen.cli.terminal.render import without_parts
 
     documents = [{"run": str(r.path), **without_parts(r.results)} for r in results]
-    complaints = [result.complaint for result in results if result.complaint]
+    complaints = [result.unscored for result in results if result.unscored]
     for document, judgings in zip(documents, judged, strict=True):
         if judgings is not None:
             document["judged"] = judgings.to_json()
-            complaints += judgings.complaints
+            complaints += judgings.describe_missing()
     if missing := sum(result.missing for result in results):
         complaints.insert(0, f"{missing:,} samples were not drawn; {results[0].resume_hint}")
     return documents, complaints

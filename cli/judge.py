@@ -221,7 +221,7 @@ def command(
         for table in results.needs(half_width):
             echo(f"{table}\n")
     json_line({"run": str(run), **document})
-    exit_with_complaints(results.complaints)
+    exit_with_complaints(results.describe_missing())
 
 
 def _sort_options(params: dict[str, Any]) -> tuple[dict[str, Any], ...]:

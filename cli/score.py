@@ -54,7 +54,7 @@ def score(run: Path, rejudge: bool, all_filters: bool, **params: Any) -> None:
     render.show_headline(describe_results(result.results, short=True), result.report, run)
     # The form of `treegen eval`, which may have several runs.
     render.json_line({"runs": [{"run": str(run), **render.without_parts(result.results)}]})
-    render.exit_with_complaints([result.complaint] if result.complaint else [])
+    render.exit_with_complaints([result.unscored] if result.unscored else [])
 
 
 @click.command("verify")

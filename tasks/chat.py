@@ -94,7 +94,7 @@ class ChatTask(TextTask, SearchTask):
             width=4,
             expand=4,
             step=step,
-            whole=self._params,
+            solution=self._params,
             evaluator="logprob",
         )
 

@@ -101,7 +101,7 @@ class GSM8K(TextTask, SearchTask):
         width=4,
         expand=4,
         step=SamplingParams(temperature=0.7, max_tokens=96, stop=(".", "\n"), include_stop=True),
-        whole=replace(_SAMPLING, stop=_SEARCH_STOPS),
+        solution=replace(_SAMPLING, stop=_SEARCH_STOPS),
         evaluator="logprob",
         arguments={"form": "self-consistency"},  # whose stops are those of searches
     )

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import treegen.search
 from treegen import LLM, Cluster, Expand, Score
 from treegen.errors import InputError, TreegenError
-from treegen.evals.early_stopping import parse_stop_rule
+from treegen.evals.config.stop_rule import parse_stop_rule
 from treegen.evals.judging import published_scores
 from treegen.evals.scoring.universal_self_consistency import parse_pick, question_of
 from treegen.evals.statistics import confidence, maj_at_k, replay, weighted

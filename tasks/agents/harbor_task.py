@@ -23,7 +23,6 @@ from treegen.evals.problem import Problem, Skipped
 from treegen.evals.search.agent_task import AgentTask, Assessment, EnvironmentOptions
 from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskOptions
-from treegen.evals.verdict import Verdict
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.file_tools import FileWorld, ToolError
 from treegen.search.environments.protocol import Environment, World
@@ -177,10 +176,6 @@ class Harbor(AgentTask, TextTask):
         rewards = [value for value in scores.values() if not isinstance(value, str)]
         reward = scores.get("reward", min(rewards, default=0.0))
         return Assessment(not isinstance(reward, str) and reward >= 1, scores)
-
-    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Raise InputError, because episodes are scored, and not texts."""
-        raise InputError("harbor scores the results of tool calls, not texts; use treegen search")
 
 
 def _has_images(environment: str) -> bool:

@@ -27,7 +27,6 @@ from treegen.evals.search.agent_task import (
 from treegen.evals.search.task import SearchDefaults
 from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import Verdict
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.file_tools import FileWorld, ToolError
 from treegen.search.environments.memory import MemoryEnvironment, ToolGame, in_daemon
@@ -205,7 +204,7 @@ class GameTask(AgentTask, TextTask):
         width=4,
         expand=4,
         step=SamplingParams(temperature=0.7, max_tokens=512),
-        whole=SamplingParams(temperature=0.7, max_tokens=512),
+        solution=SamplingParams(temperature=0.7, max_tokens=512),
         evaluator="environment",
         evaluate=("environment",),
     )
@@ -245,16 +244,6 @@ class GameTask(AgentTask, TextTask):
     @abstractmethod
     def introduce(self, level: str, seed: str) -> str:
         """Return the message that asks for the solution of a problem."""
-
-    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Raise InputError, because episodes are scored, and not texts.
-
-        Raises:
-            InputError: Always; use `assess`.
-        """
-        raise InputError(
-            f"{self.name} scores the results of tool calls, not texts; use treegen search"
-        )
 
 
 class TextWorldTask(GameTask):

@@ -6,7 +6,7 @@ kept in memory: they are read once to check them, and again when they are needed
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -18,8 +18,8 @@ from treegen.common.files import MAX_LINE_BYTES, describe_read_error, open_regul
 from treegen.errors import DataError, InputError, arg
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.compare import Comparer
-from treegen.tasks.common.files import read_data, text_field
-from treegen.tasks.common.sources import TASK_PAGE, load_table
+from treegen.tasks.common.files import RowNumber, read_data, text_field
+from treegen.tasks.common.sources import load_table, problems_of
 from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import TestCase
 
@@ -181,8 +181,8 @@ class LoadedRows:
     source: str
 
 
-Raw = Iterator[tuple[str, int, Callable[[], Fields]]]
-"""(file, folder or data set of a row, its line, function that reads it)."""
+_Readers = Iterable[tuple[int, Callable[[], Fields]]]
+"""Line numbers, from 1, and functions that read the rows."""
 
 
 def load_rows(data: str | None, split: str | None) -> LoadedRows:
@@ -199,10 +199,10 @@ def load_rows(data: str | None, split: str | None) -> LoadedRows:
     if data is None:
         if split not in (None, "test"):
             raise DataError(f"the bundled problems have no split {split!r}; pass a data folder")
-        return _collect(_lines(_bundled_path(BUNDLED)), f"bundled {BUNDLED}")
+        return _load(_lines(_bundled_path(BUNDLED)), f"bundled {BUNDLED}")
     if data in HUB_NAMES:
         split = split or "test"
-        return _collect(_hub(split), f"codeparrot/apps {split}")
+        return _load(_hub(split), f"codeparrot/apps {split}")
     path = Path(data)
     if not path.is_dir():
         if split is not None:
@@ -210,7 +210,7 @@ def load_rows(data: str | None, split: str | None) -> LoadedRows:
                 f"split {split!r} needs a folder or a named data set, got {data!r}; remove "
                 f"{arg('split=')}"
             )
-        return _collect(_lines(path), str(path))
+        return _load(_lines(path), str(path))
     return load_split(path, split)
 
 
@@ -224,11 +224,11 @@ def load_split(path: Path, split: str | None) -> LoadedRows:
     """
     split_dir = path / (split or "test")
     if split_dir.is_dir():
-        return _collect(_folders(split_dir), str(split_dir))
+        return _load(_folders(split_dir), str(split_dir))
     if (file := split_dir.with_name(f"{split_dir.name}.jsonl")).is_file():
-        return _collect(_lines(file), str(file))
+        return _load(_lines(file), str(file))
     if split is None and any(path.glob("*/question.txt")):
-        return _collect(_folders(path), str(path))
+        return _load(_folders(path), str(path))
     raise DataError(
         f"{path} has neither {split_dir.name}/ nor {split_dir.name}.jsonl; set {arg('split=')} to "
         "another split, or pass a folder with one folder per problem or a JSON Lines file"
@@ -237,36 +237,15 @@ def load_split(path: Path, split: str | None) -> LoadedRows:
 
 def load_bundled_shots() -> LoadedRows:
     """Read the bundled few-shot examples."""
-    return _collect(_lines(_bundled_path(BUNDLED_SHOTS)), f"bundled {BUNDLED_SHOTS}")
+    return _load(_lines(_bundled_path(BUNDLED_SHOTS)), f"bundled {BUNDLED_SHOTS}")
 
 
 def _bundled_path(name: str) -> Path:
     return Path(str(files("treegen.tasks").joinpath("data", name)))
 
 
-def _collect(raw: Iterable[tuple[str, int, Callable[[], Fields]]], source: str) -> LoadedRows:
-    rows: list[Row] = []
-    skipped: list[Skipped] = []
-    location_of: dict[str, str] = {}
-    for origin, line, read in raw:
-        try:
-            row = _row(read, line)
-        except DataError:
-            raise
-        except ValueError as error:
-            skipped.append(Skipped(origin, line, str(error)))
-            continue
-        if row.id in location_of:
-            raise DataError(
-                f"{origin}, line {line} has the same id {row.id!r} as {location_of[row.id]}; "
-                "change the id, or remove one of the problems"
-            )
-        location_of[row.id] = f"{origin}, line {line}"
-        rows.append(row)
-    if not rows:
-        reason = f"; {skipped[0]}" if skipped else ""
-        raise DataError(f"{source} has no usable problem{reason}{TASK_PAGE}")
-    return LoadedRows(tuple(rows), tuple(skipped), source)
+def _load(readers: _Readers, source: str) -> LoadedRows:
+    return LoadedRows(*problems_of(readers, source, _row, fatal=(DataError,)), source)
 
 
 def _row(read: Callable[[], Fields], line: int) -> Row:
@@ -310,13 +289,13 @@ def _optional(fields: Fields, name: str) -> str:
     return value
 
 
-def _lines(path: Path) -> Raw:
+def _lines(path: Path) -> _Readers:
     r"""Yield the rows of JSON Lines. Only \n ends a line."""
     offset = 0
     try:
         for line, content in enumerate(read_lines(path), start=1):
             if content.strip(b"\xef\xbb\xbf \t\r\n"):
-                yield str(path), line, partial(_line, path, offset, line)
+                yield line, partial(_line, path, offset, line)
             offset += len(content)
     except OSError as error:
         raise DataError(describe_read_error(path, error)) from None
@@ -339,9 +318,9 @@ def _line(path: Path, offset: int, line: int) -> Fields:
     return row
 
 
-def _folders(path: Path) -> Raw:
+def _folders(path: Path) -> _Readers:
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir()):
-        yield str(folder), 1, partial(_folder, folder)
+        yield RowNumber(1, folder, 1), partial(_folder, folder)
 
 
 def _folder(folder: Path) -> Fields:
@@ -372,7 +351,7 @@ def _file(path: Path) -> str | None:
         raise ValueError(f"{path.name} is not UTF-8") from None
 
 
-def _hub(split: str) -> Raw:
+def _hub(split: str) -> _Readers:
     # Read the data set's files, because datasets does not run the repository's loading script.
     table = load_table(
         "codeparrot/apps",
@@ -383,4 +362,4 @@ def _hub(split: str) -> Raw:
         data_files={split: f"hf://datasets/codeparrot/apps/{split}.jsonl"},
     )
     for index in range(len(table)):
-        yield f"codeparrot/apps {split}", index + 1, partial(table.__getitem__, index)
+        yield index + 1, partial(table.__getitem__, index)

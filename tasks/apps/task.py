@@ -390,7 +390,7 @@ class APPS(ProgramTask):
         """Return the verdict on a program by filter."""
         return {self.comparer.name: outcome.verdicts}
 
-    def judging(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
+    def open_scoring(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
         """Return the verdicts on a run of the loaded task.
 
         Args:

@@ -158,7 +158,7 @@ class CodeTask(ProgramTask):
         """Return the verdict on a program by filter."""
         return {self.filters[0]: without_credit(outcome)}
 
-    def judging(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
+    def open_scoring(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
         """Return the verdicts on a run of the loaded task.
 
         Args:

@@ -7,13 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from treegen.errors import DataError, InputError, Message, arg
-from treegen.evals.problem import Problem, Skipped
+from treegen.evals.problem import Skipped
 from treegen.evals.task import TaskOptions
 from treegen.tasks.common.files import KINDS, Rows, find_place, parse_content, read_any, text_field
 
+_Row = TypeVar("_Row")
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+_Problem = TypeVar("_Problem", bound=_HasId)
 TASK_PAGE: Final = "; see the fields that the task reads (docs/tasks.md)"
 
 
@@ -39,12 +48,13 @@ def row_id(row: dict[str, Any], line: int, task: str) -> str:
 
 
 def problems_of(
-    rows: Iterable[tuple[int, dict[str, Any]]],
+    rows: Iterable[tuple[int, _Row]],
     source: str,
-    make: Callable[[dict[str, Any], int], Problem],
+    make: Callable[[_Row, int], _Problem],
     *,
     noun: str = "problem",
-) -> tuple[tuple[Problem, ...], tuple[Skipped, ...]]:
+    fatal: tuple[type[ValueError], ...] = (),
+) -> tuple[tuple[_Problem, ...], tuple[Skipped, ...]]:
     """Return the problems of numbered rows, and the rows that cannot be used.
 
     Args:
@@ -53,17 +63,20 @@ def problems_of(
         make: Makes a problem from a row and its line; raises ValueError with the reason if it
             cannot.
         noun: Word for a problem in errors.
+        fatal: Errors of `make` that are raised, instead of leaving out the row.
 
     Raises:
         DataError: Two problems have the same id, or there is no problem.
     """
-    problems: dict[str, Problem] = {}
+    problems: dict[str, _Problem] = {}
     place_of: dict[str, tuple[str, int]] = {}
     skipped: list[Skipped] = []
     for number, row in rows:
         file, line = find_place(number, source)
         try:
             problem = make(row, int(number))
+        except fatal:
+            raise
         except ValueError as error:
             skipped.append(Skipped(file, line, str(error)))
             continue

@@ -14,7 +14,7 @@ with the same text, up to the needle. The engine finds these shared prefixes.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar, Final
@@ -31,9 +31,11 @@ from treegen.tasks.needle.task import (
     SHORTEN_HINT,
     TOKENIZER_HELP,
     Measure,
-    NeedleOptions,
     fit_length,
     measure_of,
+    read_arguments,
+    read_ints,
+    read_text,
 )
 from treegen.tasks.needle.text import Document, Haystack, check_absent, insert, load_haystack
 
@@ -72,10 +74,10 @@ class NeedleGrid(TextTask):
             InputError: An option is invalid.
             DataError: The haystack cannot be read.
         """
-        arguments = NeedleOptions(options, self.name, self.arguments)
+        arguments = read_arguments(options, self)
         self.check_no_examples(options)
-        lengths = arguments.read_ints("lengths", _LENGTHS, 1, 10**9)
-        depths = arguments.read_ints("depths", _DEPTHS, 0, 100)
+        lengths = read_ints(arguments, "lengths", _LENGTHS, 1, 10**9)
+        depths = read_ints(arguments, "depths", _DEPTHS, 0, 100)
         needle, question, facts = _read_needle(arguments)
         haystack = load_haystack(options.data)
         check_absent(haystack, needle)
@@ -147,16 +149,16 @@ class NeedleGrid(TextTask):
         return replace(report, tables=tables, grids=(grid,))
 
 
-def _read_needle(arguments: NeedleOptions) -> tuple[str, str, list[str]]:
+def _read_needle(arguments: Mapping[str, str]) -> tuple[str, str, list[str]]:
     """Return the sentence to hide, the question, and the facts that an answer must contain."""
     present = [name for name in ("needle", "question", "facts") if name in arguments]
     if present and len(present) < 3:
         raise InputError(
             f"needle, question and facts must be set together, got only {' and '.join(present)}"
         )
-    needle = " ".join(arguments.text("needle", _NEEDLE).split())
-    question = " ".join(arguments.text("question", _QUESTION).split())
-    facts = [fact.strip() for fact in arguments.text("facts", _FACTS).split("|")]
+    needle = " ".join(read_text(arguments, "needle", _NEEDLE).split())
+    question = " ".join(read_text(arguments, "question", _QUESTION).split())
+    facts = [fact.strip() for fact in read_text(arguments, "facts", _FACTS).split("|")]
     for fact in facts:
         if not _normalize(fact):
             raise InputError(f"facts has an empty part: {'|'.join(facts)!r}; remove one bar (|)")

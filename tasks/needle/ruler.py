@@ -34,9 +34,11 @@ from treegen.tasks.needle.task import (
     SHORTEN_HINT,
     TOKENIZER_HELP,
     Measure,
-    NeedleOptions,
     fit_length,
     measure_of,
+    read_arguments,
+    read_int,
+    read_ints,
 )
 from treegen.tasks.needle.text import (
     WORDS,
@@ -271,10 +273,10 @@ class Ruler(TextTask):
             DataError: The haystack cannot be read.
         """
         unused = () if self.variant.haystack == "essay" else ("data",)
-        arguments = NeedleOptions(options, self.name, self.arguments, unused)
+        arguments = read_arguments(options, self, unused)
         self.check_no_examples(options)
-        lengths = arguments.read_ints("lengths", _LENGTHS, 1, 10**9)
-        num = arguments.read_int("questions", 100, 100_000)
+        lengths = read_ints(arguments, "lengths", _LENGTHS, 1, 10**9)
+        num = read_int(arguments, "questions", 100, 100_000)
         haystack = load_haystack(options.data)
         check_absent(haystack, "special magic")
         measure = measure_of(arguments)

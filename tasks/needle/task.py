@@ -60,96 +60,93 @@ _STEPS: Final = re.compile(r"([0-9]{1,12})-([0-9]{1,12})/([0-9]{1,4})")
 _UNUSED_OPTIONS: Final = ("split", "fewshot_file", "fewshot_data")
 
 
-class NeedleOptions:
-    """A needle task's own options. A value is checked when it is read.
+def read_arguments(
+    options: TaskOptions, task: TextTask, unused: Sequence[str] = ()
+) -> Mapping[str, str]:
+    """Return a needle task's own arguments, by name. Their values are checked when they are read.
 
     Args:
         options: Options of the run.
-        task: Name of the task.
-        arguments: The task's own options, with a line of help each.
+        task: The task.
         unused: General options that this task does not use, besides those of all needle tasks.
 
     Raises:
-        InputError: An own option is unknown, or a general option is set that the task does not use.
+        InputError: An argument is unknown, or a general option is set that the task does not use.
     """
-
-    def __init__(
-        self,
-        options: TaskOptions,
-        task: str,
-        arguments: Mapping[str, str],
-        unused: Sequence[str] = (),
-    ) -> None:
-        check_arguments(task, options.extra, arguments)
-        for name in (*_UNUSED_OPTIONS, *unused):
-            if getattr(options, name) is not None:
-                raise InputError(
-                    f"{name} is not supported with the task {task!r}, which generates its "
-                    f"problems; remove {name}"
-                )
-        self._extra = options.extra
-        self._task = task
-
-    def __contains__(self, name: str) -> bool:
-        """Return whether the option was set."""
-        return name in self._extra
-
-    def text(self, name: str, default: str = "") -> str:
-        """Return a text that is not blank.
-
-        Raises:
-            InputError: The argument is blank.
-        """
-        value = self._extra.get(name, default)
-        if not value.strip():
+    check_arguments(task.name, options.extra, task.arguments)
+    for name in (*_UNUSED_OPTIONS, *unused):
+        if getattr(options, name) is not None:
             raise InputError(
-                f"task argument {name} must not be empty; pass a text, or remove {name}"
+                f"{name} is not supported with the task {task.name!r}, which generates its "
+                f"problems; remove {name}"
             )
-        return value
+    return options.extra
 
-    def read_int(self, name: str, default: int, high: int) -> int:
-        """Return a positive integer.
 
-        Args:
-            name: Name of the argument.
-            default: The number if the argument is not set.
-            high: The highest allowed number.
+def read_text(arguments: Mapping[str, str], name: str, default: str = "") -> str:
+    """Return a text that is not blank.
 
-        Raises:
-            InputError: The argument is not such a number.
-        """
-        (number,) = _numbers(name, [self._extra.get(name, str(default))], 1, high)
-        return number
+    Args:
+        arguments: The arguments, by name.
+        name: Name of the argument.
+        default: The text if the argument is not set.
 
-    def read_ints(self, name: str, default: Sequence[int], low: int, high: int) -> tuple[int, ...]:
-        """Return ascending integers from "1000,2000", or 16 of them from "1000-16000/16".
+    Raises:
+        InputError: The argument is blank.
+    """
+    value = arguments.get(name, default)
+    if not value.strip():
+        raise InputError(f"task argument {name} must not be empty; pass a text, or remove {name}")
+    return value
 
-        Args:
-            name: Name of the argument.
-            default: The numbers if the argument is not set.
-            low: The lowest allowed number.
-            high: The highest allowed number.
 
-        Raises:
-            InputError: The argument is not such a list.
-        """
-        if name not in self._extra:
-            return tuple(default)
-        text = self._extra[name].strip()
-        steps = _STEPS.fullmatch(text)
-        words = text.split(",")
-        if steps:
-            first, last, num = (int(part) for part in steps.groups())
-            if first >= last or num < 2:
-                raise InputError(
-                    f"task argument {name} must count up in 2 steps or more, as in 1000-16000/16, "
-                    f"got {text!r}"
-                )
-            words = [str(round(first + (last - first) * i / (num - 1))) for i in range(num)]
-        numbers = _numbers(name, words, low, high)
-        if len(set(numbers)) < len(numbers):
-            raise InputError(f"task argument {name} must not repeat a number, got {text!r}")
-        return tuple(sorted(numbers))
+def read_int(arguments: Mapping[str, str], name: str, default: int, high: int) -> int:
+    """Return a positive integer.
+
+    Args:
+        arguments: The arguments, by name.
+        name: Name of the argument.
+        default: The number if the argument is not set.
+        high: The highest allowed number.
+
+    Raises:
+        InputError: The argument is not such a number.
+    """
+    (number,) = _numbers(name, [arguments.get(name, str(default))], 1, high)
+    return number
+
+
+def read_ints(
+    arguments: Mapping[str, str], name: str, default: Sequence[int], low: int, high: int
+) -> tuple[int, ...]:
+    """Return ascending integers from "1000,2000", or 16 of them from "1000-16000/16".
+
+    Args:
+        arguments: The arguments, by name.
+        name: Name of the argument.
+        default: The numbers if the argument is not set.
+        low: The lowest allowed number.
+        high: The highest allowed number.
+
+    Raises:
+        InputError: The argument is not such a list.
+    """
+    if name not in arguments:
+        return tuple(default)
+    text = arguments[name].strip()
+    words = text.split(",")
+    if steps := _STEPS.fullmatch(text):
+        first, last, num = (int(part) for part in steps.groups())
+        if first >= last or num < 2:
+            raise InputError(
+                f"task argument {name} must count up in 2 steps or more, as in 1000-16000/16, "
+                f"got {text!r}"
+            )
+        words = [str(round(first + (last - first) * i / (num - 1))) for i in range(num)]
+    numbers = _numbers(name, words, low, high)
+    if len(set(numbers)) < len(numbers):
+        raise InputError(f"task argument {name} must not repeat a number, got {text!r}")
+    return tuple(sorted(numbers))
 
 
 def _numbers(name: str, words: Sequence[str], low: int, high: int) -> list[int]:
@@ -189,15 +186,15 @@ class Measure:
     """Approximate number of units per token."""
 
 
-def measure_of(options: NeedleOptions) -> Measure:
+def measure_of(arguments: Mapping[str, str]) -> Measure:
     """Return the unit of a task's lengths: tokens if `tokenizer` is set, otherwise characters.
 
     Raises:
         ModelError: The tokenizer cannot be loaded.
     """
-    if "tokenizer" not in options:
+    if "tokenizer" not in arguments:
         return Measure("characters", len, _CHARS_PER_TOKEN)
-    name = options.text("tokenizer").strip()
+    name = read_text(arguments, "tokenizer").strip()
     # The import is slow, because of torch and transformers, and only lengths in tokens need it.
     from treegen.model.tokenizer import load_tokenizer
 
@@ -316,9 +313,9 @@ class Needle(TextTask):
             InputError: An option is invalid.
             DataError: The haystack cannot be read, or mentions named dogs itself.
         """
-        arguments = NeedleOptions(options, self.name, self.arguments)
-        num = arguments.read_int("questions", 256, 10_000)
-        length = arguments.read_int("length", 80_000, 10**9)
+        arguments = read_arguments(options, self)
+        num = read_int(arguments, "questions", 256, 10_000)
+        length = read_int(arguments, "length", 80_000, 10**9)
         num_shots = options.num_fewshot
         if num_shots is None:
             num_shots = self.defaults.num_fewshot

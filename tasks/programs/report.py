@@ -21,15 +21,8 @@ from treegen.tasks.sandbox import ProgramStatus
 NO_PROGRAM: Final = "no_program"
 
 # How a program can fail. Judge errors are left out, because they are not a score.
-_RATES: Final = (
-    ProgramStatus.WRONG_ANSWER,
-    ProgramStatus.RUNTIME_ERROR,
-    ProgramStatus.COMPILE_ERROR,
-    ProgramStatus.TIMEOUT,
-    ProgramStatus.MEMORY_LIMIT,
-    ProgramStatus.OUTPUT_LIMIT,
-    NO_PROGRAM,
-)
+_NO_FAILURES: Final = (ProgramStatus.ACCEPTED, ProgramStatus.JUDGE_ERROR)
+_RATES: Final = (*(status for status in ProgramStatus if status not in _NO_FAILURES), NO_PROGRAM)
 
 
 @dataclass(frozen=True, slots=True)

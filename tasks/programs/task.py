@@ -219,9 +219,9 @@ class ProgramTask(ReportedTask):
         """Raise InputError, because a program must run to be scored.
 
         Raises:
-            InputError: Always; use `judging`.
+            InputError: Always; use `open_scoring`.
         """
-        raise InputError(f"{self.name} must run programs to score them; use judging")
+        raise InputError(f"{self.name} must run programs to score them; use open_scoring")
 
 
 # Only this many characters at the end of a text are read.

@@ -153,9 +153,9 @@ class PuzzleTask(TextTask, SearchTask):
         width=3,
         expand=4,
         step=SamplingParams(temperature=0.7, max_tokens=48, stop=("\n",), include_stop=True),
-        whole=SamplingParams(temperature=0.7, max_tokens=128, stop=("\n\n",)),
+        solution=SamplingParams(temperature=0.7, max_tokens=128, stop=("\n\n",)),
         evaluator="judge",
-        worth=WORTH["sure"],
+        max_value=WORTH["sure"],
         propose=("list",),
         evaluate=("judge", "judge-sampled"),
         # A state that is "likely" to reach the target has three times this score.

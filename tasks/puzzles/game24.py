@@ -8,13 +8,15 @@ A solution is steps, as in the countdown task, or one line with `--task-arg form
     Input: 4 9 10 13\nTarget: 24\nAnswer: (10 - 4) * (13 - 9) = 24
 
 Intermediate results may be any numbers. A solution in either form counts, whichever form is set.
-Expressions are parsed without eval: total, exact, and in linear time.
+Python's parser reads the brackets and operators of an expression, and nothing is run. The result is
+exact, and the time is linear. The parser may not read more than about 100 nested brackets.
 """
 
+import ast
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar, Final
@@ -35,93 +37,48 @@ from treegen.tasks.puzzles.puzzle import (
 )
 
 # This also matches numbers longer than any number of a puzzle; `read_number` rejects these.
-_TOKEN: Final = re.compile(r"\s*+([0-9]++(?:\.[0-9]++)?+|[-+*/()\u00d7\u00f7\u2212])")
-_SIGNS: Final = {"\u00d7": "*", "\u00f7": "/", "\u2212": "-"}
-_BINDING: Final = {"+": 1, "-": 1, "*": 2, "/": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """Numbers and operators in postfix order."""
-
-    postfix: tuple[Number | str, ...]
-
-    @property
-    def numbers(self) -> list[Number]:
-        """The numbers, each as often as it occurs."""
-        return [item for item in self.postfix if not isinstance(item, str)]
-
-    def value(self) -> Number | None:
-        """Return the exact value; None for a division by zero."""
-        stack: list[Number] = []
-        for item in self.postfix:
-            if not isinstance(item, str):
-                stack.append(item)
-                continue
-            b, a = stack.pop(), stack.pop()
-            result = combine(a, item, b)
-            if result is None:
-                return None
-            stack.append(result)
-        return stack[0]
-
-
-def parse(text: str) -> Expression | None:
-    """Return the expression if the whole text is one, without unary signs; otherwise None."""
-    output: list[Number | str] = []
-    operators: list[str] = []
-    operand_next, at = True, 0
-    text = text.rstrip()
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            return None
-        at, token = match.end(), _SIGNS.get(match[1], match[1])
-        if token == "(":
-            if not operand_next:
-                return None
-            operators.append(token)
-        elif token == ")":
-            if operand_next:
-                return None
-            while operators and operators[-1] != "(":
-                output.append(operators.pop())
-            if not operators:
-                return None
-            operators.pop()
-        elif token in _BINDING:
-            if operand_next:
-                return None
-            while operators and _BINDING.get(operators[-1], 0) >= _BINDING[token]:
-                output.append(operators.pop())
-            operators.append(token)
-            operand_next = True
-        else:
-            number = read_number(token)
-            if not operand_next or number is None:
-                return None
-            output.append(number)
-            operand_next = False
-    if operand_next or "(" in operators:
-        return None
-    return Expression((*output, *reversed(operators)))
+_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_FORM: Final = re.compile(r"[-+*/() 1]+")  # an expression whose every number is replaced by 1
+_SIGNS: Final = str.maketrans("\u00d7\u00f7\u2212", "*/-")
+_OPERATORS: Final[dict[type, str]] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def value_with(text: str, numbers: Sequence[Number]) -> Number | None:
     """Return the value of a text that is an expression, or an equation of one with its value.
 
     Returns:
-        None unless the text uses each of the numbers exactly once and is true.
+        None unless the text uses each of the numbers exactly once, without unary signs, and is
+        true.
     """
     left, equals, right = text.partition("=")
-    expression = parse(left)
-    # Compare the numbers before computing anything, so that no calculation can be long.
-    if expression is None or Counter(expression.numbers) != Counter(numbers):
+    expression = " ".join(left.translate(_SIGNS).split())
+    operands = list(map(read_number, _NUMBER.findall(expression)))
+    form = _NUMBER.sub("1", expression)
+    num_operators = sum(map(form.count, "+-*/"))
+    # Compare the numbers and count the operators before computing anything, so that `_evaluate`
+    # cannot recurse deeply, and no calculation can be long.
+    if not _FORM.fullmatch(form) or num_operators != len(numbers) - 1:
         return None
-    value = expression.value()
+    if Counter(operands) != Counter(numbers):
+        return None
+    try:
+        tree = ast.parse(form, mode="eval")
+    except (SyntaxError, MemoryError, RecursionError):  # errors of Python's parser
+        return None
+    value = _evaluate(tree.body, iter(operands))
     if value is None or (equals and read_number(right.strip().rstrip(".")) != Fraction(value)):
         return None
     return value
+
+
+def _evaluate(node: ast.expr, operands: Iterator[Number | None]) -> Number | None:
+    """Return the exact value; None for a division by zero, and for what is no calculation."""
+    if isinstance(node, ast.Constant):
+        return next(operands)
+    if not isinstance(node, ast.BinOp) or type(node.op) not in _OPERATORS:
+        return None
+    a, b = _evaluate(node.left, operands), _evaluate(node.right, operands)
+    return None if a is None or b is None else combine(a, _OPERATORS[type(node.op)], b)
 
 
 def of_steps(steps: Sequence[PuzzleStep]) -> str:

@@ -117,7 +117,7 @@ def records_of(job: SearchJob, fn: Any = None) -> list[dict[str, Any]]:
     fn = fn or TaskSearch(job.task, job.data, job.settings)
     llm, roots = ToyLLM(puzzle_model()), list(job.roots.items())
     found = llm.search_stream(
-        fn, roots, job.settings.whole, concurrency=1, budget=job.settings.budget
+        fn, roots, job.settings.solution, concurrency=1, budget=job.settings.budget
     )
     records = [make_record(job, result) for result in found]
     for record in records:

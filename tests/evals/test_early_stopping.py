@@ -15,7 +15,8 @@ from treegen.api.run import open_run
 from treegen.common.outputs import Completion
 from treegen.errors import InputError
 from treegen.evals.config.eval_settings import EvalSettings, resolve_eval_settings
-from treegen.evals.early_stopping import Rounds, parse_stop_rule
+from treegen.evals.config.stop_rule import parse_stop_rule
+from treegen.evals.early_stopping import Rounds
 from treegen.evals.job import load_job, prepare_job
 from treegen.evals.sampling import RecordMaker, sample
 from treegen.evals.scoring.results import write_results

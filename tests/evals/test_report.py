@@ -72,7 +72,7 @@ def test_full_vote_agrees_with_the_tally(letters: list[str]) -> None:
     assert counted.num_samples == len(letters)
     share = ("18" in vote.tied) / len(vote.tied) if vote.tied else 0.0
     assert counted.maj_at_k(len(letters)) == share
-    assert counted.tie_at_k(len(letters)) == (len(vote.tied) > 1)
+    assert counted.votes_at((len(letters),)) == ((share, len(vote.tied) > 1),)
 
 
 def test_an_unreadable_answer_cannot_be_correct() -> None:

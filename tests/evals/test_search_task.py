@@ -68,7 +68,9 @@ def results_of(job: SearchJob, llm: ToyLLM, names: list[str] | None = None) -> l
     settings = job.settings
     fn = TaskSearch(job.task, job.data, settings)
     roots = [(name, root) for name, root in job.roots.items() if names is None or name in names]
-    return list(llm.search_stream(fn, roots, settings.whole, concurrency=1, budget=settings.budget))
+    return list(
+        llm.search_stream(fn, roots, settings.solution, concurrency=1, budget=settings.budget)
+    )
 
 
 def records_of(job: SearchJob, llm: ToyLLM) -> list[dict[str, Any]]:
@@ -411,8 +413,8 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
             "evaluate": "logprob",
         }
     )
-    assert (given.step.temperature, given.whole.temperature) == (0.5, 0.5)
-    assert (given.step.max_tokens, given.whole.max_tokens) == (9, 99)
+    assert (given.step.temperature, given.solution.temperature) == (0.5, 0.5)
+    assert (given.step.max_tokens, given.solution.max_tokens) == (9, 99)
     assert (given.budget.calls, given.budget.tokens, given.width) == (7, None, 2)
     # A limit of one scale says nothing on another.
     assert plain.prune_below == pytest.approx(1 / 3) and given.prune_below is None

@@ -240,6 +240,17 @@ def test_a_task_that_inherits_nothing_has_the_defaults_of_tasks(tmp_path: Path) 
     assert isinstance(get_task(named), Task)
 
 
+def test_a_task_that_executes_code_must_define_its_scoring(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        OWN_TASK + "\nclass Programs(Echo):\n    executes_code = True\n"
+        "class Scored(Programs):\n    def open_scoring(self, *args):\n        return None\n"
+    )
+    with pytest.raises(InputError, match="must also define the method open_scoring"):
+        get_task(f"{path}:Programs")
+    assert get_task(f"{path}:Scored").open_scoring(None, None) is None
+
+
 def test_a_task_that_inherits_must_define_the_abstract_members(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("from treegen.tasks import Task\nclass Half(Task):\n    name = 'half'\n")

@@ -78,7 +78,7 @@ def test_arguments_shape_the_tree(method: str, tmp_path: Path) -> None:
         (result,) = ToyLLM(puzzle_model(mistakes=0.0)).search_stream(
             fn,
             list(job.roots.items()),
-            job.settings.whole,
+            job.settings.solution,
             concurrency=1,
             budget=job.settings.budget,
         )
@@ -127,7 +127,7 @@ def refine(tmp_path: Path, texts: dict[str, str], **choices: Any) -> dict[str, A
     (result,) = ToyLLM(refining_model(texts)).search_stream(
         TaskSearch(job.task, job.data, job.settings),
         list(job.roots.items()),
-        job.settings.whole,
+        job.settings.solution,
         concurrency=1,
         budget=job.settings.budget,
     )

@@ -130,7 +130,7 @@ def test_judging_goes_on_where_it_stopped(make_run: MakeRun, treegen: Command) -
     job, path = make_run([ADD, "print(3)", "print(4)"])
     assert isinstance(job.task, APPS)
     with RunDir.open(path) as run:
-        judging = job.task.judging(run, ExecutionOptions())
+        judging = job.task.open_scoring(run, ExecutionOptions())
         for record in run.records():
             judging.add(record)
         assert len(list(judging.finish(lambda: True))) == 0
@@ -221,7 +221,7 @@ def test_same_programs_run_once(make_run: MakeRun, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(SandboxScoring, "_submit", counting)
     assert isinstance(job.task, APPS)
     with RunDir.open(path) as run:
-        judging = job.task.judging(run, ExecutionOptions())
+        judging = job.task.open_scoring(run, ExecutionOptions())
         for record in run.records():
             judging.add(record)
         assert judging.missing == 5
@@ -243,7 +243,7 @@ def test_judge_errors_are_no_scores(make_run: MakeRun) -> None:
 
     task.comparer = Comparer("strict", broken, task.comparer.value, task.comparer.arguments)
     with RunDir.open(path) as run:
-        judging = task.judging(run, ExecutionOptions())
+        judging = task.open_scoring(run, ExecutionOptions())
         for record in run.records():
             judging.add(record)
         list(judging.finish(lambda: None))

@@ -13,6 +13,7 @@ from cli_cases import write_data
 
 from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError
+from treegen.evals.problem import Problem
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.common.answers import numeric_answer, strict_match
@@ -133,6 +134,18 @@ def test_unusable_rows_are_reported_and_the_others_run(tmp_path: Path) -> None:
         (8, "id"),
     ]
     assert str(data.skipped[0]) == f"{path}, line 2: no question"
+
+
+def test_a_subclass_may_reject_a_row_with_any_error_of_a_value(tmp_path: Path) -> None:
+    class Short(GSM8K):
+        def make_problem(self, row: dict[str, Any], line: int) -> Problem:
+            if row["question"] == "1 apples?":
+                raise DataError("too many apples")
+            return super().make_problem(row, line)
+
+    data = Short().load(TaskOptions(data=write_data(tmp_path / "a.jsonl", numbered(3))))
+    assert [p.id for p in data.problems] == ["gsm8k-0", "gsm8k-2"]
+    assert [(s.line, s.reason) for s in data.skipped] == [(2, "too many apples")]
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,8 @@ class Judgings:
     unfinished: tuple[JudgeRun, ...] = ()
     """The stored judge runs with missing judgements; empty if the call made judgements."""
 
-    @property
-    def complaints(self) -> list[str]:
-        """Sentences on missing judgements."""
+    def describe_missing(self) -> list[str]:
+        """Return sentences on missing judgements."""
         progress = JudgingProgress(self.done, self.planned, self.unfinished)
         return describe_missing(self.path, progress)
 
@@ -95,11 +94,11 @@ class Judgings:
                 head,
                 [
                     [
-                        need.what,
-                        f"{need.now:g}",
-                        need.why if need.needed is None else f"{need.needed:,}",
+                        number.name,
+                        f"{number.present:g}",
+                        number.reason if number.required is None else f"{number.required:,}",
                     ]
-                    for need in summary.needs(half_width)
+                    for number in summary.needs(half_width)
                 ],
                 (1, 2),
                 f"{summary.title}: needed for a mean +- {half_width:g} if the other numbers stay",
@@ -110,7 +109,7 @@ class Judgings:
 
     def needs_json(self, half_width: float) -> list[list[dict[str, Any]]]:
         """Return the content of `needs` as plain dicts and lists."""
-        return [[asdict(need) for need in summary.needs(half_width)] for summary in self.summaries]
+        return [[asdict(each) for each in summary.needs(half_width)] for summary in self.summaries]
 
     def to_json(self) -> dict[str, Any]:
         """Return the judgements as plain dicts and lists."""

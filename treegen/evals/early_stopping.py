@@ -12,64 +12,12 @@ samples use the first round, and only the vote uses all samples.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any
 
-from treegen.common.checks import check_argument_types
-from treegen.errors import InputError, arg
-from treegen.evals.statistics.confidence import STOPPED, Confidence
+from treegen.evals.config.eval_settings import EvalSettings
+from treegen.evals.config.stop_rule import DECIDED, parse_stop_rule
+from treegen.evals.statistics.confidence import STOPPED
 from treegen.search.strategies.majority import is_decided
-
-DECIDED: Final = "decided"
-NEVER: Final = "never"
-_CONFIDENCE: Final = 0.95
-
-
-@check_argument_types
-def parse_stop_rule(rule: str) -> float | None:
-    """Return the probability at which a rule such as "decided:0.95" takes a vote as decided.
-
-    "decided" alone is 0.95. None for "never".
-
-    Raises:
-        InputError: the rule is invalid.
-    """
-    if rule == NEVER:
-        return None
-    name, colon, number = rule.partition(":")
-    try:
-        chance = float(number) if colon else _CONFIDENCE
-    except ValueError:
-        chance = -1.0
-    if name != DECIDED or not 0.5 < chance < 1:
-        raise InputError(
-            f"{arg('stop_when')} must be `decided`, `decided:CHANCE` with a chance between 0.5 "
-            f"and 1, or `never`; got {rule!r}"
-        )
-    return chance
-
-
-class StopSettings(Protocol):
-    """The settings by which a run stops; `EvalSettings` has them."""
-
-    @property
-    def num_samples(self) -> int:
-        """The largest number of samples of a problem."""
-
-    @property
-    def stop_when(self) -> str:
-        """As `parse_stop_rule` reads it."""
-
-    @property
-    def stop_batch(self) -> int:
-        """The number of samples in every round after the first."""
-
-    @property
-    def first_round(self) -> int:
-        """The number of samples of each problem that are always drawn, and never cut."""
-
-    @property
-    def confidence(self) -> Confidence | None:
-        """Which samples end because of low confidence."""
 
 
 @dataclass(slots=True)
@@ -97,7 +45,7 @@ class Rounds:
 
     def __init__(
         self,
-        settings: StopSettings,
+        settings: EvalSettings,
         problem_ids: Sequence[str],
         representatives: Callable[[Collection[str]], Mapping[str, str]] | None = None,
     ) -> None:

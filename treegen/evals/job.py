@@ -291,10 +291,9 @@ def fit_job(job: Job, model_info: "ModelInfo") -> FittedJob:
     shortest = _apply_chat_format(drop_all_droppable(job.bare), job.settings)
     check_length(shortest, tokenizer, spec, images, generates=not choices)
     room = 0 if choices else job.settings.sampling.max_tokens
-    truncated = truncate_prompts(job.bare, measure, spec.context_length - room)
-    if truncated.dropped:
-        tree = _apply_chat_format(truncated.tree, job.settings)
-        job = replace(job, tree=tree, dropped=truncated.dropped)
+    tree, dropped = truncate_prompts(job.bare, measure, spec.context_length - room)
+    if dropped:
+        job = replace(job, tree=_apply_chat_format(tree, job.settings), dropped=dropped)
     in_order = [prompts[prompt.id] for prompt in prompts_of(job.tree)]
     return FittedJob(job, choice_prompts=in_order) if choices else FittedJob(job, prompts=in_order)
 

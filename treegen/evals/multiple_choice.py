@@ -30,26 +30,26 @@ class ChoicePrompt:
     """The problem's id."""
     context: "Tokens"
     """The tokens of the prompt; with openings, the tokens that all choices share before them."""
-    whole: tuple["Tokens", ...]
+    sequences: tuple["Tokens", ...]
     """For each choice, the tokens of the prompt, its opening and the choice."""
-    start: tuple[int, ...]
-    """For each choice, the number of tokens of `whole` before the choice."""
+    starts: tuple[int, ...]
+    """For each choice, the number of tokens of its sequence before the choice."""
 
     @property
     def longest(self) -> int:
         """The number of tokens of the prompt with its longest choice."""
-        return max(map(len, self.whole))
+        return max(map(len, self.sequences))
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens of the prompt and its choices; shared tokens count once."""
-        return num_distinct(self.whole)
+        return num_distinct(self.sequences)
 
     def pairs(self) -> list[tuple[list[int], list[int]]]:
         """Return context and continuation of each choice, as `LLM.score` takes them."""
         return [
             (tokens[:start].tolist(), tokens[start:].tolist())
-            for tokens, start in zip(self.whole, self.start, strict=True)
+            for tokens, start in zip(self.sequences, self.starts, strict=True)
         ]
 
 
@@ -179,7 +179,7 @@ def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[
                 f"{excess:,} too many for the model's context of {spec.context_length:,}; shorten "
                 "the prompt or use fewer examples"
             )
-        for index, (tokens, start) in enumerate(zip(prompt.whole, prompt.start, strict=True)):
+        for index, (tokens, start) in enumerate(zip(prompt.sequences, prompt.starts, strict=True)):
             name = f"{prompt.id}/{index}"
             check_vocabulary(name, tokens, spec)
             if not 0 < start < len(tokens):

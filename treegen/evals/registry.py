@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 from abc import ABCMeta
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
@@ -169,7 +169,7 @@ def get_task(name: str | Task) -> Task:
         return task
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
-        return _create_task(_class_in_file(Path(path), class_name), name)
+        return _create_task(load_member(Path(path), class_name, "class", inspect.isclass), name)
     if name.endswith(".py"):
         raise InputError(f"the task {name} must include the name of a class; use {name}:ClassName")
     if name in _BUILTIN:
@@ -254,25 +254,6 @@ def _load_point(point: EntryPoint) -> object:
         ) from error
 
 
-def _class_in_file(path: Path, class_name: str) -> object:
-    if not path.is_file():
-        raise InputError(describe_read_error(path, FileNotFoundError()))
-    module = load_file(path)
-    task_class = getattr(module, class_name, None)
-    if task_class is None:
-        classes = [
-            key
-            for key, value in vars(module).items()
-            if inspect.isclass(value) and value.__module__ == module.__name__
-        ]
-        hint = (
-            did_you_mean(class_name, classes)
-            or f"; classes in the file: {', '.join(classes) or 'none'}"
-        )
-        raise InputError(f"{path} has no class {class_name!r}{hint}")
-    return task_class
-
-
 class _UncachedLoader(SourceFileLoader):
     """Runs the present source of a file, not the bytecode in its `__pycache__`.
 
@@ -308,6 +289,33 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise InputError(f"cannot load {path}: {format_error(error)}; fix the file") from error
     return module
+
+
+def load_member(path: Path, name: str, kind: str, is_kind: Callable[[object], bool]) -> Any:
+    """Run a Python file anew and return one of its members.
+
+    Args:
+        path: The file.
+        name: The name of the member.
+        kind: Word for such a member in errors: "class" or "function".
+        is_kind: Whether an object is such a member, to suggest names.
+
+    Raises:
+        InputError: the file cannot be run, or has no such member.
+    """
+    if not path.is_file():
+        raise InputError(describe_read_error(path, FileNotFoundError()))
+    module = load_file(path)
+    member = getattr(module, name, None)
+    if member is None:
+        names = [
+            key
+            for key, value in vars(module).items()
+            if is_kind(value) and getattr(value, "__module__", "") == module.__name__
+        ]
+        others = f"; names in the file: {', '.join(names) or 'none'}"
+        raise InputError(f"{path} has no {kind} {name!r}{did_you_mean(name, names) or others}")
+    return member
 
 
 def _create_task(factory: object, name: str) -> Task:
@@ -363,7 +371,7 @@ def adapt_task(task: object, base: ABCMeta) -> Any:
 
 
 def _describe_fault(task: Task) -> str:
-    """Return what is wrong with a task's name, version, filters, defaults or arguments, or ""."""
+    """Return what is wrong with the members of a task, or ""."""
     for member in ("name", "version"):
         value = getattr(task, member)
         if not isinstance(value, str) or not value:
@@ -385,6 +393,8 @@ def _describe_fault(task: Task) -> str:
     for name, kind in types.items():
         if not isinstance(kind, AnswerType):
             return f"its answer type for {name} must have the methods verdict and representatives"
+    if task.executes_code and type(task).open_scoring is Task.open_scoring:
+        return "its executes_code is True, so it must also define the method open_scoring"
     return ""
 
 

@@ -7,7 +7,7 @@ from treegen.errors import InputError
 from treegen.evals.job import Job
 from treegen.evals.progress.run_progress import AccuracyCounter
 from treegen.evals.progress.usage import UsageLog
-from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
+from treegen.evals.scoring.code_execution import ProgramScoring
 from treegen.evals.scoring.run_verdicts import RunVerdicts
 from treegen.evals.scoring.samples import restore_rounds
 from treegen.runs import RunDir
@@ -46,7 +46,7 @@ class SampleRecorder:
         self._job, self._program_scoring = job, program_scoring
         self._headline = job.task.filters[0]
         self._verdicts: RunVerdicts | None = None
-        if job.settings.score and as_code_execution_task(job.task) is None:
+        if job.settings.score and not job.task.executes_code:
             self._verdicts = verdicts or RunVerdicts(job)
         self.usage_log = UsageLog(run)
         self.rounds = restore_rounds(job, run, self._verdicts)

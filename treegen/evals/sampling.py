@@ -283,7 +283,7 @@ def sample_choices(
     problems = job.choices
     done = {problem_id for problem_id, _ in run.done}
     prompts = [prompt for prompt in prepared.choice_prompts if prompt.id not in done]
-    prompt_of_pair = [prompt for prompt in prompts for _ in prompt.whole]
+    prompt_of_pair = [prompt for prompt in prompts for _ in prompt.sequences]
     scores_of = defaultdict[str, dict[int, Score]](dict)
     stopped = False
     with (
@@ -300,7 +300,7 @@ def sample_choices(
                     prompt = prompt_of_pair[index]
                     by_pair = scores_of[prompt.id]
                     by_pair[index] = score
-                    if len(by_pair) < len(prompt.whole):
+                    if len(by_pair) < len(prompt.sequences):
                         continue
                     scores = [by_pair[pair] for pair in sorted(by_pair)]
                     record = _make_choice_record(

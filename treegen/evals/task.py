@@ -130,8 +130,8 @@ class Task(ABC):
     member that is no method may be a class attribute or a property.
 
     The other members have defaults: `arguments`, `answer_types`, `shorter`, `needs_data`,
-    `limits_parts`, `executes_code`, `compares_formulas`, `rubric`, `place`, `configure`, `requests`
-    and `verdicts`.
+    `limits_parts`, `executes_code`, `open_scoring`, `compares_formulas`, `rubric`, `place`,
+    `configure`, `requests` and `verdicts`.
     """
 
     @property
@@ -209,7 +209,7 @@ class Task(ABC):
     def executes_code(self) -> bool:
         """Whether scoring runs programs that a model has written, which the user must allow.
 
-        Such a task is a `treegen.evals.scoring.code_execution.CodeExecutionTask`.
+        Such a task also defines `open_scoring`.
         """
         return False
 
@@ -267,3 +267,15 @@ class Task(ABC):
             What `score` returns; None if the text is enough, so that `score` is called.
         """
         return None
+
+    def open_scoring(self, run: Any, execution: Any) -> Any:
+        """Return the scoring of a run's samples, which are programs; see `executes_code`.
+
+        Args:
+            run: The `RunDir` of the run.
+            execution: The `ExecutionOptions`; None to read stored verdicts only.
+
+        Returns:
+            A `treegen.evals.scoring.code_execution.ProgramScoring`.
+        """
+        raise NotImplementedError

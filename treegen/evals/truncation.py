@@ -1,7 +1,7 @@
 """Shorten prompts that are too long for a model by leaving out nodes that a task marks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from treegen.prompts.tree import Node, prompts_of
@@ -14,18 +14,9 @@ def mark_droppable(node: Node) -> Node:
     return replace(node, metadata={**node.metadata, _MARK: True})
 
 
-@dataclass(frozen=True, slots=True)
-class TruncatedTree:
-    """A tree of shortened prompts."""
-
-    tree: Node
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    """By prompt id, how many nodes were left out."""
-
-
 def truncate_prompts(
     tree: Node, lengths: Callable[[Node], Mapping[str, int]], limit: int
-) -> TruncatedTree:
+) -> tuple[Node, dict[str, int]]:
     """Leave droppable nodes out of prompts of more than `limit` tokens, until they fit.
 
     A prompt without a droppable node stays too long. The run rejects it later.
@@ -35,6 +26,9 @@ def truncate_prompts(
         lengths: Returns the number of tokens of each prompt of a tree, by prompt id. It is called
             with the tree, and with every prompt that is shortened.
         limit: The largest allowed number of tokens of a prompt.
+
+    Returns:
+        The tree of the shortened prompts and, by prompt id, how many nodes were left out.
     """
     prompts = prompts_of(tree)
     paths: dict[str, tuple[Node, ...]] = {}
@@ -54,9 +48,9 @@ def truncate_prompts(
             dropped[name] = dropped.get(name, 0) + 1
         length_of = lengths(_from_paths(pending))
     if not dropped:
-        return TruncatedTree(tree)
+        return tree, {}
     path_of = {prompt.id: paths.get(prompt.id, prompt.path) for prompt in prompts}
-    return TruncatedTree(_from_paths(path_of), dropped)
+    return _from_paths(path_of), dropped
 
 
 def drop_all_droppable(tree: Node) -> Node:

@@ -288,7 +288,6 @@ def _score_samples(
     Returns:
         The problems with their samples, the report, and the rounds of early stopping.
     """
-    from treegen.evals.scoring.code_execution import as_code_execution_task
     from treegen.evals.scoring.samples import aggregate, rounds_of, score_samples
     from treegen.evals.scoring.vote_tables import VoteInputs
 
@@ -309,12 +308,11 @@ def _score_samples(
             scores.append(score)
 
     rounds = rounds_of(job)
-    task = as_code_execution_task(job.task)
-    if task is None:
-        score_samples(job, run, collect, rounds=rounds, verdicts=verdicts)
+    if job.task.executes_code:
+        with closing(job.task.open_scoring(run, None)) as program_scoring:
+            score_samples(job, run, collect, program_scoring=program_scoring, rounds=rounds)
     else:
-        with closing(task.judging(run, None)) as judging:
-            score_samples(job, run, collect, program_scoring=judging, rounds=rounds)
+        score_samples(job, run, collect, rounds=rounds, verdicts=verdicts)
     if num_unscored:
         notices.append(
             f"{num_unscored:,} samples are not scored; score them with: treegen score "

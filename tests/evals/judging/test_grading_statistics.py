@@ -161,21 +161,22 @@ def test_what_is_needed_is_enough_and_no_more() -> None:
     variances, design, interval = estimate_components(found), design_of(found), mean_of(found)
     scale = half_width_of(interval) / predict_half_width(variances, design, interval.value)
     for each in required_numbers(variances, design, 0.12, interval):
-        if each.needed is None or each.what == "repeats":
+        if each.required is None or each.name == "repeats":
             continue
         reach = [
             scale
-            * predict_half_width(variances, replace(design, **{each.what: number}), interval.value)
-            for number in (each.needed, max(1, each.needed - 1))
+            * predict_half_width(variances, replace(design, **{each.name: number}), interval.value)
+            for number in (each.required, max(1, each.required - 1))
         ]
-        assert reach[0] <= 0.12001 and (reach[1] > 0.11999 or each.needed <= 2)
+        assert reach[0] <= 0.12001 and (reach[1] > 0.11999 or each.required <= 2)
     alone, _ = draw(Case(20, 2, 1, 1), np.random.default_rng(5))
     needs = required_numbers(estimate_components(alone), design_of(alone), 0.05, mean_of(alone))
-    needed = {need.what: need.needed for need in needs}
+    needed = {need.name: need.required for need in needs}
     assert (
         needed["judges"] is None and needed["wordings"] is None and needed["problems"] is not None
     )
-    assert {need.what: need.why for need in needs}["judges"] == "unknown: there is only one judge"
+    reasons = {need.name: need.reason for need in needs}
+    assert reasons["judges"] == "unknown: there is only one judge"
 
 
 @pytest.mark.parametrize("clustered", [False, True])
@@ -190,11 +191,11 @@ def test_as_much_as_now_is_needed_for_the_present_interval(clustered: bool) -> N
         variances, design = estimate_components(found), design_of(found)
         width = half_width_of(interval)
         (now, *_) = required_numbers(variances, design, width * 1.0001, interval)
-        assert now.needed == 20
+        assert now.required == 20
         (more, *others) = required_numbers(variances, design, width / 3, interval)
-        assert more.needed is not None and more.needed > 30
-        assert others[-1].needed is None and others[-1].why.startswith("not reachable: ")
-        assert width / 3 < float(others[-1].why.rsplit(" ", 1)[1]) < width * 1.05
+        assert more.required is not None and more.required > 30
+        assert others[-1].required is None and others[-1].reason.startswith("not reachable: ")
+        assert width / 3 < float(others[-1].reason.rsplit(" ", 1)[1]) < width * 1.05
 
 
 @pytest.mark.parametrize(

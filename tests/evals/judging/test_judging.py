@@ -138,7 +138,7 @@ def test_what_is_stored_is_scored_and_shown_without_weights(
     scored = treegen("judge", a, "--half-width", "0.2").document
     (summary,) = scored["summaries"]
     assert summary["judgements"] == 24 and 0 <= summary["mean"]["low"] <= summary["mean"]["high"]
-    assert [each["what"] for each in scored["needs"][0]][:2] == ["problems", "answers"]
+    assert [each["name"] for each in scored["needs"][0]][:2] == ["problems", "answers"]
     shown = treegen("show", a)
     assert "Judged by brief" in shown.out and "Sources of variance" in shown.out
     assert shown.document["judged"][0]["mean"] == summary["mean"]

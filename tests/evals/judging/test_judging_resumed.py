@@ -162,7 +162,7 @@ def test_a_judging_that_was_killed_says_what_lacks(tmp_path: Path, treegen: Comm
     assert done.code == 1
     assert 0 < done.document["done"] < done.document["planned"] == 2 * 3 * 2 * 2
     added = done.err.split(" judgements are missing; to add them, run: treegen ")[1].strip()
-    for view in (treegen("show", run).err, str(library.judgings(run).complaints)):
+    for view in (treegen("show", run).err, str(library.judgings(run).describe_missing())):
         assert added.split(" --rubric")[0] in view
     words = shlex.split(added)
     place = words.index("--rubric") + 1

@@ -163,7 +163,7 @@ def test_every_method_finds_the_same_tree(
         reads["iterations"] = 6
     job = load_search_job(resolve_search_settings({**reads, "method": method}))
     fn, problems = TaskSearch(job.task, job.data, job.settings), list(job.roots.items())
-    whole, budget = job.settings.whole, job.settings.budget
+    whole, budget = job.settings.solution, job.settings.budget
     logprobs: list[dict[str, Any]] = [{}, {}]
 
     async def search(root: SearchNode) -> Any:

@@ -19,8 +19,8 @@ from treegen.evals.config.base import (
     merge_choices,
     select,
 )
+from treegen.evals.config.stop_rule import NEVER, parse_stop_rule
 from treegen.evals.config.type_checks import Count
-from treegen.evals.early_stopping import NEVER, parse_stop_rule
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.confidence import CONFIDENCES, Confidence
 from treegen.evals.statistics.weighted import check_votes
@@ -173,7 +173,7 @@ class EvalSettings(BaseSettings):
     """Whether the token ids of each sample are stored as well."""
     stop_when: str = NEVER
     """When a problem gets no further samples; see
-    `treegen.evals.early_stopping.parse_stop_rule`."""
+    `treegen.evals.config.stop_rule.parse_stop_rule`."""
     stop_batch: Count = 8
     """The number of samples of a problem that are drawn before the rule is checked again."""
     confidence: Confidence | None = None

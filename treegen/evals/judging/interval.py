@@ -9,7 +9,7 @@ A mean can be corrected by labels that people gave to some of the answers: `corr
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from treegen.errors import InputError, require_extra
 from treegen.evals.judging.components import Cells
-from treegen.evals.statistics.estimators import adjusted_mean, standard_error
+from treegen.evals.statistics.estimators import adjusted_mean, find_clusters, standard_error
 
 CONFIDENCE: Final = 0.95
 FEW_LEVELS_CONFIDENCE: Final = 0.96
@@ -74,10 +74,7 @@ def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
         InputError: scipy is not installed.
     """
     by_problem = _means(values, "problem")
-    numbers = range(len(by_problem))
-    groups: Sequence[Hashable] | None = None
-    if clusters is not None and any(clusters.values()):
-        groups = [clusters.get(i) or ("alone", i) for i in numbers]
+    groups = find_clusters(clusters or {}, range(len(by_problem)))
     value = math.fsum(by_problem) / len(by_problem)
     adjusted = adjusted_mean(by_problem, 0.0, 1.0, groups)
     halves = [quantile(0.5 + CONFIDENCE / 2, adjusted.freedom) * adjusted.error]

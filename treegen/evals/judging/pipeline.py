@@ -27,7 +27,7 @@ from treegen.evals.judging.prompts import AnswerSet, cases_of
 from treegen.evals.judging.repeats import RepeatScheduler, is_settled
 from treegen.evals.judging.runner import JudgeUsage, run_judge
 from treegen.evals.judging.settings import JudgeRun, JudgeSettings
-from treegen.evals.model import check_machine, load_llm, weights_fingerprint
+from treegen.evals.model import check_machine, weights_fingerprint
 from treegen.evals.pipeline.execution import ModelLoader
 from treegen.evals.pipeline.listener import Follow, Listener
 from treegen.model.options import EngineOptions, check_known
@@ -86,8 +86,7 @@ class JudgeLoader(Closeable):
     sampler: ModelLoader | None = None
     """The model that has drawn the samples, if it is still loaded. It is reused if it is also the
     judge; otherwise it is closed before a judge is loaded."""
-    _loaded: "BaseLLM | None" = field(default=None, init=False)
-    _judge: JudgeModel | None = field(default=None, init=False)
+    _loader: ModelLoader = field(default_factory=ModelLoader, init=False)
 
     def get(self, judge: JudgeModel, listener: Listener) -> "BaseLLM":
         """Return the loaded model of a judge.
@@ -101,18 +100,11 @@ class JudgeLoader(Closeable):
             if (llm := self.sampler.get_loaded(judge.engine, judge.fingerprint)) is not None:
                 return llm
             self.sampler.close()
-        if self._loaded is None or self._judge != judge:
-            self.close()
-            listener.loading(judge.engine.model)
-            self._loaded = load_llm(judge.engine, judge.fingerprint)
-            self._judge = judge
-        return self._loaded
+        return self._loader.load(judge.engine, judge.fingerprint, listener)
 
     def close(self) -> None:
         """Close the judge that was loaded here, and free its memory."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None:
-            loaded.close()
+        self._loader.close()
 
 
 @dataclass(slots=True)

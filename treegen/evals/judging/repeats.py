@@ -40,19 +40,15 @@ class RepeatScheduler:
                     )
                     self.done += 1
         self.planned = sum(
-            len(self._verdicts[case.id]) if self._is_decided(case) else settings.repeats
+            len(self._verdicts[case.id]) if self.is_decided(case) else settings.repeats
             for case in cases
         )
-        self._changed = {case.id: case for case in cases if not self._is_decided(case)}
+        self._changed = {case.id: case for case in cases if not self.is_decided(case)}
 
     @property
     def num_missing(self) -> int:
         """The number of missing judgements, if no further case is settled early."""
         return self.planned - self.done
-
-    def needs_more(self, case: JudgedCase) -> bool:
-        """Return whether a case needs further judgements."""
-        return not self._is_decided(case)
 
     def add(self, case: JudgedCase, repeat: int, verdict: Verdict) -> None:
         """Record the verdict of a judgement that has been stored.
@@ -64,7 +60,7 @@ class RepeatScheduler:
         """
         self._verdicts[case.id][repeat] = verdict
         self.done += 1
-        if self._is_decided(case):
+        if self.is_decided(case):
             started = self._verdicts[case.id].keys() | self._started.get(case.id, set())
             self.planned -= self._settings.repeats - len(started)
             self._changed.pop(case.id, None)
@@ -101,7 +97,8 @@ class RepeatScheduler:
             if n == remaining or first + n > second + remaining - n
         )
 
-    def _is_decided(self, case: JudgedCase) -> bool:
+    def is_decided(self, case: JudgedCase) -> bool:
+        """Return whether a case needs no further judgements."""
         verdicts, repeats = self._verdicts[case.id], self._settings.repeats
         return len(verdicts) >= repeats or (
             self._settings.decided and is_settled(verdicts.values(), repeats - len(verdicts))

@@ -166,16 +166,16 @@ class _JudgePrompts:
         long = [
             (case, node)
             for case, node in nodes
-            if scheduler.needs_more(case)
+            if not scheduler.is_decided(case)
             and self._sizes[case.id] + _MAX_TEMPLATE_TOKENS > max_prompt_tokens
         ]
         lengths = self._lengths([node for _, node in long])
         for (case, _), length in zip(long, lengths, strict=True):
             for repeat in range(samples if length > max_prompt_tokens else 0):
-                if scheduler.needs_more(case) and not self.has(case, repeat):
+                if not scheduler.is_decided(case) and not self.has(case, repeat):
                     self.add(case, repeat, {"text": "", TOO_LONG: True, "prompt_tokens": length})
                     scheduler.add(case, repeat, None)
-        return [(case, node) for case, node in nodes if scheduler.needs_more(case)]
+        return [(case, node) for case, node in nodes if not scheduler.is_decided(case)]
 
     def _lengths(self, nodes: Sequence[Node]) -> list[int]:
         from treegen.prompts.tokens import tokenize
@@ -338,24 +338,17 @@ def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]
             f"the judge's log-probabilities of the choices are not finite: {list(logprobs)}; check "
             "the weights, or use dtype float32"
         )
+    keys = [tuple(choice_tokens) for choice_tokens in tokens]
     exclusive = []
-    for own_tokens, logprob in zip(tokens, logprobs, strict=True):
-        longer = [
-            i
-            for i, other in enumerate(tokens)
-            if len(other) > len(own_tokens) and list(other[: len(own_tokens)]) == list(own_tokens)
-        ]
+    for own, logprob in zip(keys, logprobs, strict=True):
+        longer = [i for i, other in enumerate(keys) if _continues(other, own)]
         # Only the shortest continuations are subtracted; their probability includes longer ones.
-        first = [
-            i
-            for i in longer
-            if not any(
-                j != i
-                and list(tokens[i][: len(tokens[j])]) == list(tokens[j])
-                and len(tokens[j]) < len(tokens[i])
-                for j in longer
-            )
-        ]
+        first = [i for i in longer if not any(_continues(keys[i], keys[j]) for j in longer)]
         longer_share = math.fsum(math.exp(logprobs[i] - logprob) for i in first)
         exclusive.append(logprob + math.log(max(1 - longer_share, 1e-12)))
     return exclusive
+
+
+def _continues(longer: tuple[int, ...], shorter: tuple[int, ...]) -> bool:
+    """Return whether tokens begin with others and go on."""
+    return len(longer) > len(shorter) and longer[: len(shorter)] == shorter

@@ -14,17 +14,17 @@ _MAX_NUMBER: Final = 10**7
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class RequiredNumber:
     """The required value of one number of a design, if the other numbers stay the same."""
 
-    what: str
+    name: str
     """"problems", "answers" (of a problem), "judges", "wordings" or "repeats"."""
-    now: float
+    present: float
     """The present number."""
-    needed: int | None
+    required: int | None
     """The required number; None if no number is enough, or if it is unknown."""
-    why: str = ""
-    """Why `needed` is None."""
+    reason: str = ""
+    """Why `required` is None."""
 
 
 def check_half_width(half_width: float) -> None:
@@ -75,7 +75,7 @@ def required_numbers(
     *,
     repeats: int = 1,
     repeat_variance: float = 0.0,
-) -> list[Need]:
+) -> list[RequiredNumber]:
     """Return the number of problems, answers and so on for a half width of the 95% interval.
 
     The prediction is scaled, so that it equals the present interval for the present numbers. It
@@ -107,28 +107,28 @@ def required_numbers(
         more = residual - repeat_variance / repeats + repeat_variance / num_repeats
         return scale * predict_half_width({**variances, REST: more}, design, interval.value)
 
-    needs = []
-    for what in ("problems", "answers", "judges", "wordings", "repeats"):
-        now = repeats if what == "repeats" else getattr(design, what)
-        factor = {"judges": "judge", "wordings": "wording"}.get(what)
-        if factor is not None and now == 1:
-            why = f"unknown: there is only one {factor}"
-            needs.append(Need(what, now, None, why))
+    numbers = []
+    for name in ("problems", "answers", "judges", "wordings", "repeats"):
+        present = repeats if name == "repeats" else getattr(design, name)
+        factor = {"judges": "judge", "wordings": "wording"}.get(name)
+        if factor is not None and present == 1:
+            reason = f"unknown: there is only one {factor}"
+            numbers.append(RequiredNumber(name, present, None, reason))
             continue
 
-        def with_number(number: int, what: str = what) -> float:
-            if what == "repeats":
+        def with_number(number: int, name: str = name) -> float:
+            if name == "repeats":
                 return predict(design, number)
-            return predict(replace(design, **{what: number}), repeats)
+            return predict(replace(design, **{name: number}), repeats)
 
         # A single judge or wording would be treated as fixed.
-        needed = _find_min_number(with_number, half_width, minimum=1 if factor is None else 2)
-        why = ""
-        if needed is None:
+        required = _find_min_number(with_number, half_width, minimum=1 if factor is None else 2)
+        reason = ""
+        if required is None:
             best = with_number(_MAX_NUMBER)
-            why = f"not reachable: the other numbers keep the half width above about {best:.2g}"
-        needs.append(Need(what, now, needed, why))
-    return needs
+            reason = f"not reachable: the other numbers keep the half width above about {best:.2g}"
+        numbers.append(RequiredNumber(name, present, required, reason))
+    return numbers
 
 
 def _find_min_number(

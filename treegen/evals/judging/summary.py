@@ -1,6 +1,5 @@
 """Summary of judgements: means with intervals, variances, strengths in pairs, and agreement."""
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ from treegen.evals.judging.interval import CorrectedMean, Mean, correct_mean, me
 from treegen.evals.judging.judgements import JudgementSet, get_cells, order_table, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.published_scores import official_tables
-from treegen.evals.judging.sample_size import Need, required_numbers
+from treegen.evals.judging.sample_size import RequiredNumber, required_numbers
 from treegen.evals.judging.summary_tables import (
     AgreementRow,
     list_notices,
@@ -31,7 +30,7 @@ from treegen.evals.judging.summary_tables import (
     make_verdict_table,
     make_votes_table,
 )
-from treegen.evals.statistics.estimators import Estimate
+from treegen.evals.statistics.estimators import Estimate, mean_by
 from treegen.evals.statistics.reliability import effective_votes
 from treegen.evals.statistics.tables import Table
 
@@ -89,7 +88,7 @@ class Summary:
         judges = (judge_run.judging.fingerprint for judge_run in self.judged)
         return (repr(first.identity()), str(first.wordings), *judges)
 
-    def needs(self, half_width: float) -> list[Need]:
+    def needs(self, half_width: float) -> list[RequiredNumber]:
         """Return the numbers of problems, answers and so on for an interval of this half width.
 
         See `sample_size.required_numbers`.
@@ -159,13 +158,10 @@ def summarize(
         table = make_verdict_table(judged, notices)
         return Summary(title, tuple(judged), tables=(table,), notices=tuple(notices))
     values = make_cells(rows)
-    problem_ids = tuple(dict.fromkeys(str(row[1]) for row in rows))
-    clusters = None
-    if groups is not None:
-        clusters = {i: groups.get(p, "") for i, p in enumerate(problem_ids)}
-    mean, variances = mean_of(values, clusters), estimate_components(values)
-    together = make_cells(jury_of(rows, weights, combine)) if len(judged) > 1 else None
-    jury = None if together is None else mean_of(together, clusters)
+    mean, variances = _mean_of_rows(rows, groups), estimate_components(values)
+    jury = None
+    if len(judged) > 1:
+        jury = _mean_of_rows(jury_of(rows, weights, combine), groups)
     more_tables, more = _scores_of_kind(judged, weights, groups)
     notices = list_notices(judged, mean)
     tables = [
@@ -193,23 +189,12 @@ def summarize(
         mean=mean,
         jury=jury,
         variances=variances,
-        by_problem=_problem_means(rows),
+        by_problem=mean_by((str(problem), value) for value, problem, *_ in rows),
         tables=tuple(tables),
         corrected=corrected,
         notices=tuple(notices),
         more=more,
     )
-
-
-def _problem_means(rows: Sequence[tuple[Any, ...]]) -> dict[str, float]:
-    """Return the mean of each problem's values, by problem id."""
-    values = defaultdict(list)
-    for value, problem, *_ in rows:
-        values[str(problem)].append(value)
-    return {
-        problem: math.fsum(problem_values) / len(problem_values)
-        for problem, problem_values in values.items()
-    }
 
 
 def _scores_of_kind(
@@ -251,7 +236,7 @@ def _mean_of_rows(rows: Sequence[tuple[Any, ...]], groups: Mapping[str, str] | N
 
 def _list_means(
     judged: Sequence[JudgementSet],
-    mean: Mean,
+    mean: Mean | None,
     jury: Mean | None,
     combine: Combine,
     groups: Mapping[str, str] | None,
@@ -331,19 +316,17 @@ def _agreement(
         levels = sorted({row[column] for row in rows})
         if len(levels) < 2:
             continue
-        by_answer: dict[Hashable, dict[int, list[float]]] = {}
-        for row in rows:
-            by_answer.setdefault(row[2], {}).setdefault(row[column], []).append(row[0])
-        means = [
-            {i: math.fsum(v) / len(v) for i, v in ratings.items()} for ratings in by_answer.values()
-        ]
+        ratings = mean_by(((row[2], row[column]), row[0]) for row in rows)
+        by_answer: dict[Hashable, dict[int, float]] = defaultdict(dict)
+        for (answer, level), rating in ratings.items():
+            by_answer[answer][level] = rating
+        units = list(by_answer.values())
         kappa = None
         if len(levels) == 2:
-            both = [(m[levels[0]], m[levels[1]]) for m in means if len(m) == 2]
-            kappa = _kappa(both)
-        alpha = krippendorffs_alpha([list(m.values()) for m in means])
+            kappa = _kappa([(u[levels[0]], u[levels[1]]) for u in units if len(u) == 2])
+        alpha = krippendorffs_alpha([list(unit.values()) for unit in units])
         label = " and ".join(names) if what == "judges" and len(names) == 2 else what
-        agreement_rows.append(((label, kappa, alpha, len(means)), len(levels)))
+        agreement_rows.append(((label, kappa, alpha, len(units)), len(levels)))
     return agreement_rows
 
 
@@ -365,32 +348,24 @@ def _with_labels(
 
     The last value is the number of labels of answers without a judgement.
     """
-    answers: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for value, problem, (_, (_, index)), *_ in rows:
-        answers[problem, index].append(value)
-    judged = {key: math.fsum(v) / len(v) for key, v in answers.items()}
+    judged = mean_by(((problem, index), value) for value, problem, (_, (_, index)), *_ in rows)
     if not (both := [key for key in labels if key in judged]):
         raise InputError(
             "no judged answer has a label; use a labels file for the answers of this run"
         )
-    of_problem: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for key in both:
-        of_problem[key[0]].append((labels[key], judged[key]))
+    labelled = mean_by((key[0], labels[key]) for key in both)
     unused = len(labels) - len(both)
-    if len(of_problem) < 2 and unused:
+    if len(labelled) < 2 and unused:
         raise InputError(
-            f"a correction requires labels for at least 2 problems, got {len(of_problem)}; "
+            f"a correction requires labels for at least 2 problems, got {len(labelled)}; "
             f"{unused:,} of {len(labels):,} labels are for answers that are not judged, so judge "
             "the run first, or label other answers"
         )
-    unlabelled: dict[str, list[float]] = defaultdict(list)
-    for (problem, _), value in judged.items():
-        if problem not in of_problem:
-            unlabelled[problem].append(value)
+    unlabelled = mean_by((key[0], v) for key, v in judged.items() if key[0] not in labelled)
     corrected = correct_mean(
-        [_mean([y for y, _ in group]) for group in of_problem.values()],
-        [_mean([f for _, f in group]) for group in of_problem.values()],
-        [_mean(group) for group in unlabelled.values()],
+        list(labelled.values()),
+        list(mean_by((key[0], judged[key]) for key in both).values()),
+        list(unlabelled.values()),
     )
     pairs = [(labels[key], judged[key]) for key in both]
     hard = (
@@ -398,11 +373,7 @@ def _with_labels(
     )
     alpha = krippendorffs_alpha(pairs)
     row = "people and judges", _kappa(hard), alpha, len(pairs)
-    return corrected, row, len(labels) - len(both)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+    return corrected, row, unused
 
 
 def _effective_votes(
@@ -416,16 +387,15 @@ def _effective_votes(
         rows: (value, problem, answer, number of the judge, wording), as for `jury_of`.
         labels: Labels by people, by (problem, sample).
     """
-    values: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for value, problem, (_, (_, index)), judge, _ in rows:
-        if (problem, index) in labels:
-            values[problem, index][judge].append(value)
-    num = 1 + max(row[3] for row in rows)
-    complete = {key: by_judge for key, by_judge in values.items() if len(by_judge) == num}
-    errors = [
-        [_mean(by_judge[judge]) - labels[key] for judge in range(num)]
-        for key, by_judge in complete.items()
-    ]
+    ratings = mean_by(
+        (((problem, index), judge), value)
+        for value, problem, (_, (_, index)), judge, _ in rows
+        if (problem, index) in labels
+    )
+    judges = range(1 + max(row[3] for row in rows))
+    answers = dict.fromkeys(answer for answer, _ in ratings)
+    complete = [answer for answer in answers if all((answer, j) in ratings for j in judges)]
+    errors = [[ratings[answer, j] - labels[answer] for j in judges] for answer in complete]
     return effective_votes(errors, [problem for problem, _ in complete])
 
 

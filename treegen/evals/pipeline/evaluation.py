@@ -41,11 +41,7 @@ from treegen.evals.pipeline.targets import (
 from treegen.evals.registry import get_task
 from treegen.evals.sample_recorder import keep_job_images
 from treegen.evals.sampling import sample
-from treegen.evals.scoring.code_execution import (
-    ExecutionOptions,
-    ProgramScoring,
-    as_code_execution_task,
-)
+from treegen.evals.scoring.code_execution import ExecutionOptions, ProgramScoring
 from treegen.evals.scoring.results import write_results
 from treegen.evals.scoring.run_verdicts import RunVerdicts
 from treegen.evals.scoring.samples import restore_rounds
@@ -73,7 +69,7 @@ class EvaluationResult:
     """Its metrics; None if nothing is scored."""
     missing: int
     """The number of samples that were not drawn."""
-    complaint: str | None
+    unscored: str | None
     """A sentence on samples without a score; None if all are scored."""
     resume_hint: str
     """How to resume the run, for messages."""
@@ -145,13 +141,12 @@ def _start_work(
         listener: Receives messages.
         stack: Is closed when the work has ended.
     """
-    is_scored_here = job.settings.score and as_code_execution_task(job.task) is None
+    is_scored_here = job.settings.score and not job.task.executes_code
     verdicts = RunVerdicts(job, cache_all=True) if is_scored_here else None
     restore_rounds(job, run, verdicts)
     if run.missing <= 0:
         keep_job_images(job, run)
-    if program_scoring := start_program_scoring(job, run, execution, listener):
-        stack.callback(program_scoring.close)
+    program_scoring = start_program_scoring(job, run, execution, listener, stack)
     return _Work(job, run, prepared, verdicts, program_scoring)
 
 

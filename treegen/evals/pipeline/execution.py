@@ -179,15 +179,34 @@ class ModelLoader(Closeable):
             listener: Receives a message if a model is loaded.
             before: Functions that workers call before they load the model.
         """
+        fingerprint = item.run.info.identity["model"]["fingerprint"]
+        return self.load(item.job.settings.engine, fingerprint, listener, before)
+
+    def load(
+        self, engine: EngineOptions, fingerprint: str, listener: Listener, before: Before = ()
+    ) -> "BaseLLM":
+        """Return the loaded model, after loading it if necessary.
+
+        Args:
+            engine: The options of the model.
+            fingerprint: The hash of its weights.
+            listener: Receives the name of a model that is loaded.
+            before: Functions that workers call before they load the model.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+        """
         if self.llm is not None:
             return self.llm
-        engine = item.job.settings.engine
-        if self._loaded is None or self._options != engine:
+        if (
+            self._loaded is None
+            or self._options != engine
+            or self._loaded.fingerprint != fingerprint
+        ):
             self.close()  # frees its memory before the next model is loaded
             placement = f" on {_format_placement(self.placement)}" if self.placement else ""
             listener.loading(f"{engine.model}{placement}")
-            weights = item.run.info.identity["model"]["fingerprint"]
-            self._loaded = load_llm(engine, weights, self.placement, before)
+            self._loaded = load_llm(engine, fingerprint, self.placement, before)
             self._options = engine
         return self._loaded
 

@@ -2,15 +2,12 @@
 
 import shlex
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from treegen.errors import InputError, Message, arg
 from treegen.evals.pipeline.listener import Listener
-from treegen.evals.scoring.code_execution import (
-    ExecutionOptions,
-    ProgramScoring,
-    as_code_execution_task,
-)
+from treegen.evals.scoring.code_execution import ExecutionOptions, ProgramScoring
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
@@ -56,7 +53,7 @@ def check_execution_options(tasks: "Sequence[Task]", execution: ExecutionOptions
 
     The permission alone is not an error: scripts give it for tasks of all kinds.
     """
-    if execution is None or any(as_code_execution_task(task) for task in tasks):
+    if execution is None or any(task.executes_code for task in tasks):
         return
     for name in _OPTIONS:
         if getattr(execution, name) != getattr(ExecutionOptions(), name):
@@ -69,7 +66,11 @@ def check_execution_options(tasks: "Sequence[Task]", execution: ExecutionOptions
 
 
 def start_program_scoring(
-    job: "Job", run: "RunDir", execution: ExecutionOptions | None, listener: Listener
+    job: "Job",
+    run: "RunDir",
+    execution: ExecutionOptions | None,
+    listener: Listener,
+    stack: ExitStack,
 ) -> ProgramScoring | None:
     """Return started scoring of a run's programs; None if there are none or they may not run.
 
@@ -78,9 +79,9 @@ def start_program_scoring(
         run: The run directory.
         execution: Permission to run programs; None without it.
         listener: Receives messages.
+        stack: Closes the scoring.
     """
-    task = as_code_execution_task(job.task)
-    if task is None or not job.settings.score:
+    if not job.task.executes_code or not job.settings.score:
         return None
     if execution is None:
         listener.warn(
@@ -90,15 +91,17 @@ def start_program_scoring(
             )
         )
         return None
-    program_scoring = task.judging(run, execution)
-    try:
-        lines = program_scoring.prepare()
-    except BaseException:
-        program_scoring.close()
-        raise
-    for line in lines:
+    program_scoring = _open_program_scoring(job, run, execution, stack)
+    for line in program_scoring.prepare():
         listener.tell(line)
     return program_scoring
+
+
+def _open_program_scoring(
+    job: "Job", run: "RunDir", execution: ExecutionOptions | None, stack: ExitStack
+) -> ProgramScoring:
+    program_scoring: ProgramScoring = job.task.open_scoring(run, execution)
+    return stack.enter_context(closing(program_scoring))
 
 
 def finish_program_scoring(
@@ -119,7 +122,11 @@ def finish_program_scoring(
 
 
 def rescore_programs(
-    job: "Job", run: "RunDir", execution: ExecutionOptions | None, listener: Listener
+    job: "Job",
+    run: "RunDir",
+    execution: ExecutionOptions | None,
+    listener: Listener,
+    stack: ExitStack,
 ) -> ProgramScoring | None:
     """Score the programs of a stored run that have no verdict; None if its task has no programs.
 
@@ -128,30 +135,26 @@ def rescore_programs(
         run: The run directory.
         execution: Permission to run programs; None without it.
         listener: Receives messages and progress.
+        stack: Closes the scoring.
 
     Raises:
         InputError: there are some, and they may not run.
     """
-    task = as_code_execution_task(job.task)
-    if task is None:
+    if not job.task.executes_code:
         return None
-    program_scoring = task.judging(run, execution)
-    try:
-        for record in run.records():
-            program_scoring.add(record)
-        if program_scoring.missing and execution is None:
-            raise InputError(
-                f"{program_scoring.missing:,} samples of {job.task.name} are not scored yet, and "
-                "scoring runs programs that the model wrote; allow it with "
-                f"{arg('allow_code_execution', True)}"
-            )
-        if program_scoring.missing:
-            for line in program_scoring.prepare():
-                listener.tell(line)
-            finish_program_scoring(job, run, program_scoring, listener)
-    except BaseException:
-        program_scoring.close()
-        raise
+    program_scoring = _open_program_scoring(job, run, execution, stack)
+    for record in run.records():
+        program_scoring.add(record)
+    if program_scoring.missing and execution is None:
+        raise InputError(
+            f"{program_scoring.missing:,} samples of {job.task.name} are not scored yet, and "
+            "scoring runs programs that the model wrote; allow it with "
+            f"{arg('allow_code_execution', True)}"
+        )
+    if program_scoring.missing:
+        for line in program_scoring.prepare():
+            listener.tell(line)
+        finish_program_scoring(job, run, program_scoring, listener)
     return program_scoring
 
 
@@ -165,7 +168,7 @@ def describe_unscored(
         run: The run directory.
         program_scoring: The scoring of programs; None if they may not run.
     """
-    if as_code_execution_task(job.task) is None or not job.settings.score:
+    if not job.task.executes_code or not job.settings.score:
         return None
     again = f"treegen score {shlex.quote(str(run.path))} --allow-code-execution"
     again += " --allow-task-code" if job.settings.runs_code else ""

@@ -72,17 +72,15 @@ def rescore_run(
         check_execution_options([job.task], execution)
         if names := split_votes(choices.get("votes") or ()):
             job = _leave_out_votes(job, run, names, listener)
-        program_scoring = rescore_programs(job, run, execution, listener)
-        if program_scoring:
-            stack.callback(program_scoring.close)
+        program_scoring = rescore_programs(job, run, execution, listener, stack)
         results, report = build_results(job, run, program_scoring, rescore=True)
         try:
             run.write_results(results)
         except RunInUseError as error:
             listener.warn(f"results.json was not rewritten: {error}")
-        complaint = describe_unscored(job, run, program_scoring)
+        unscored = describe_unscored(job, run, program_scoring)
         return EvaluationResult(
-            path, results, report, max(run.missing, 0), complaint, resume_hint=""
+            path, results, report, max(run.missing, 0), unscored, resume_hint=""
         )
 
 

@@ -1,11 +1,8 @@
-"""Protocols of tasks whose samples are programs, and the options for running the programs.
-
-Such a task has two further members: `executes_code`, which is True, and `judging`.
-"""
+"""The scoring of samples that are programs, and the options for running the programs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from treegen.errors import InputError, arg
 from treegen.evals.verdict import Verdict
@@ -13,7 +10,6 @@ from treegen.evals.verdict import Verdict
 if TYPE_CHECKING:
     from treegen.evals.progress.run_progress import RunProgress
     from treegen.evals.statistics.estimators import Estimate
-    from treegen.runs import RunDir
 
 SANDBOXES: Final = ("auto", "bubblewrap", "landlock", "none")
 
@@ -85,25 +81,3 @@ class ProgramScoring(Protocol):
 
     def close(self) -> None:
         """End every program; samples without a stored verdict can be scored later."""
-
-
-@runtime_checkable
-class CodeExecutionTask(Protocol):
-    """A task whose samples can only be scored by running them."""
-
-    @property
-    def executes_code(self) -> bool:
-        """Whether scoring runs model-written programs; True."""
-
-    def judging(self, run: "RunDir", execution: ExecutionOptions | None) -> ProgramScoring:
-        """Return the verdicts on a run of the task.
-
-        Args:
-            run: The run.
-            execution: Permission to run programs; None for stored verdicts only.
-        """
-
-
-def as_code_execution_task(task: object) -> CodeExecutionTask | None:
-    """Return the task if its samples are programs, None otherwise."""
-    return task if isinstance(task, CodeExecutionTask) and task.executes_code else None

@@ -8,7 +8,7 @@ from treegen.common.lifetimes import pause_gc
 from treegen.evals.config.eval_settings import REPORTED, stored_choices
 from treegen.evals.job import AnyJob, Job
 from treegen.evals.progress.usage import load_attempts, sum_usage
-from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
+from treegen.evals.scoring.code_execution import ProgramScoring
 from treegen.evals.scoring.run_verdicts import RunVerdicts
 from treegen.evals.scoring.samples import aggregate, restore_rounds, rounds_of, score_samples
 from treegen.evals.scoring.vote_tables import VoteInputs
@@ -60,7 +60,7 @@ def build_results(
         verdicts: The verdicts that are known.
         rescore: Whether to score all samples, including those with cached verdicts.
     """
-    unjudged = as_code_execution_task(job.task) is not None and program_scoring is None
+    unjudged = job.task.executes_code and program_scoring is None
     report = None
     totals = _Totals()
     if job.settings.score and not unjudged:

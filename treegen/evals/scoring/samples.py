@@ -11,7 +11,8 @@ from operator import attrgetter
 from typing import Any
 
 from treegen.errors import TaskError
-from treegen.evals.early_stopping import NEVER, Rounds
+from treegen.evals.config.stop_rule import NEVER
+from treegen.evals.early_stopping import Rounds
 from treegen.evals.job import Job
 from treegen.evals.scoring.code_execution import ProgramScoring
 from treegen.evals.scoring.run_verdicts import NO_VERDICTS, RunVerdicts, Verdicts

@@ -10,7 +10,7 @@ import numpy as np
 
 from treegen.common.files import describe_read_error
 from treegen.errors import InputError, Message, RunError, arg
-from treegen.evals.early_stopping import NEVER
+from treegen.evals.config.stop_rule import NEVER
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.confidence import STOPPED
 from treegen.evals.statistics.estimators import difference_interval, estimate

@@ -1,6 +1,5 @@
 """Searches whose steps are tool calls: a task's environment, an agent, and a method."""
 
-import asyncio
 import hashlib
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -10,15 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.formatting import replace_surrogates
-from treegen.errors import CacheFullError, InputError
+from treegen.errors import InputError
 from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.action_journal import LOCK_FILE, ActionJournal, Episode
 from treegen.evals.search.agent_task import AgentTask, Assessment, EnvironmentOptions
-from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.journaled_environment import JournaledEnvironment
-from treegen.evals.search.searcher import Searcher, ValueFunction, problems_of, stop_when
+from treegen.evals.search.searcher import Searcher, TaskSearch, ValueFunction
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import SearchRunDir, open_for_append
 from treegen.search.budget import BudgetReached, StopReason
@@ -241,11 +239,8 @@ def answer_of(tree: SearchTree, node: int) -> str | None:
     return str(step.get("text", "")) if is_answer else None
 
 
-class AgentSearch:
-    """Searches any of a task's problems by steps of an agent.
-
-    A search that runs out of memory returns the CacheFullError, as a `TaskSearch` does.
-    """
+class AgentSearch(TaskSearch):
+    """Searches any of a task's problems by steps of an agent."""
 
     def __init__(
         self,
@@ -253,32 +248,23 @@ class AgentSearch:
         interrupted: Callable[[], object],
         value_function: ValueFunction | None,
     ) -> None:
-        self._run, self._interrupted, self._value_function = run, interrupted, value_function
-        settings = run.job.settings
-        self._method = find_method(settings.place)
-        self._problems = problems_of(run.job.data, settings)
+        job = run.job
+        super().__init__(job.task, job.data, job.settings, interrupted, value_function)
+        self._run = run
 
-    async def __call__(self, root: SearchNode) -> SearchOutcome | CacheFullError:
-        """Search the problem of a root."""
-        run, name = self._run, root.search.name
-        problem = self._problems[name]
-        episode = Episode(name, problem, lambda: root.search.stopped is None)
+    async def _search(self, root: SearchNode, problem: Problem) -> SearchOutcome:
+        run = self._run
+        episode = Episode(root.search.name, problem, lambda: root.search.stopped is None)
         run.agent.begin(root, episode)
         how = self._value_function or ValueFunction(
             run.agent.evaluate, 0.0, 1.0, lambda value: min(max(value, 0.0), 1.0)
         )
-        watcher = asyncio.ensure_future(stop_when(self._interrupted, root.search))
-        try:
-            outcome = await AgentSearcher(run, problem, root, how, self._method).search()
-            stopped = root.search.stopped
-            is_interrupted = stopped is not None and stopped.by is StopReason.INTERRUPTED
-            if run.scores_worlds and outcome.best is not None and not is_interrupted:
-                await run.score_world(root, episode, outcome.best, self._interrupted)
-            return outcome
-        except CacheFullError as error:
-            return error
-        finally:
-            watcher.cancel()
+        outcome = await AgentSearcher(run, problem, root, how, self._method).search()
+        stopped = root.search.stopped
+        is_interrupted = stopped is not None and stopped.by is StopReason.INTERRUPTED
+        if run.scores_worlds and outcome.best is not None and not is_interrupted:
+            await run.score_world(root, episode, outcome.best, self._interrupted)
+        return outcome
 
 
 class AgentSearcher(Searcher):

@@ -11,6 +11,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.task import SearchTask
 from treegen.evals.task import TaskData, TaskOptions
+from treegen.evals.verdict import Verdict
 from treegen.prompts.replies.types import ToolCall
 from treegen.prompts.tree import Node
 
@@ -118,6 +119,16 @@ class AgentTask(SearchTask):
         """
         raise InputError(
             f"the task {self.name} requires tool calls; use `treegen search {self.name}`"
+        )
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Raise InputError, because episodes are scored, and not texts.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"{self.name} scores the results of tool calls, not texts; use treegen search"
         )
 
     def root(self, data: TaskData, problem: Problem) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treegen.common.files import describe_read_error, read_bytes
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
-from treegen.evals.registry import load_file
+from treegen.evals.registry import load_member
 from treegen.evals.search.method_types import Method, MethodContext, read_signature
 from treegen.evals.search.methods import METHODS
 
@@ -63,19 +63,7 @@ def find_method(name: str) -> Method:
         raise InputError(
             f"the method's file cannot be read: {describe_read_error(path, error)}"
         ) from None
-    module = load_file(file)
-    function = getattr(module, function_name, None)
-    if function is None:
-        functions = [
-            key
-            for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", "") == module.__name__
-        ]
-        hint = (
-            did_you_mean(function_name, functions)
-            or f"; functions in the file: {', '.join(functions) or 'none'}"
-        )
-        raise InputError(f"{path} has no function {function_name!r}{hint}")
+    function = load_member(file, function_name, "function", callable)
     if not _is_async(function):
         raise InputError(
             f"{label} is not an async function; write it as `async def {function_name}"

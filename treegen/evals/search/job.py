@@ -103,7 +103,7 @@ def check_prompts_fit(job: SearchJob, model_info: "ModelInfo") -> None:
     tree, tokenizer = Node("", children=leaves, samples=0), model_info.tokenizer
     check_length(tree, tokenizer, model_info.spec, model_info.images)
     prompts = tokenize(tree, tokenizer, model_info.images)
-    max_tokens, context = job.settings.whole.max_tokens, model_info.spec.context_length
+    max_tokens, context = job.settings.solution.max_tokens, model_info.spec.context_length
     for prompt in prompts:
         length = len(prompt.tokens)
         if length + max_tokens > context:
@@ -113,7 +113,7 @@ def check_prompts_fit(job: SearchJob, model_info: "ModelInfo") -> None:
                 f"{arg('num_fewshot=')} or {arg('max_tokens=')}"
             )
     if model_info.num_pages is not None:  # otherwise it is known only after the model is loaded
-        params, spec, images = job.settings.whole, model_info.spec, model_info.images
+        params, spec, images = job.settings.solution, model_info.spec, model_info.images
         model_info.plan(requests_of_prompts(prompts, tokenizer, params, spec, images))
 
 

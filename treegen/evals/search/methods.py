@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -344,8 +345,10 @@ def _limit_solutions(on: MethodContext) -> int | None:
 
 
 _TREE: Final = ("width", "depth", "expand", "propose", "evaluate")
+_MCTS: Final = ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts")
+_LATS: Final = ("depth", "expand", "evaluate", "exploration", "iterations")
 
-METHODS: Final[Mapping[str, Method]] = {
+_METHODS: Final = {
     "sample": Method(_sample, ("width",)),
     "best-of-n": Method(_best_of_n, ("num_samples", "evaluate")),
     "majority": Method(_majority, ("num_samples", "width"), votes=True, needs_text=True),
@@ -355,40 +358,14 @@ METHODS: Final[Mapping[str, Method]] = {
     "tot-bfs": Method(_bfs, _TREE),
     "tot-dfs": Method(_dfs, ("depth", "expand", "propose", "evaluate", "prune_below")),
     "best-first": Method(_best_first, ("expand", "propose", "evaluate")),
-    "mcts": Method(
-        mcts,
-        ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
-        on_scale=True,
-        arguments=read_signature(mcts),
-    ),
-    "ab-mcts": Method(
-        ab_mcts,
-        ("depth", "evaluate", "iterations"),
-        on_scale=True,
-        arguments=read_signature(ab_mcts),
-    ),
-    "lats": Method(
-        lats,
-        ("depth", "expand", "evaluate", "exploration", "iterations"),
-        needs_agent=True,
-        on_scale=True,
-        arguments=read_signature(lats),
-    ),
-    "rstar": Method(
-        rstar,
-        ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
-        votes=True,
-        needs_text=True,
-        on_scale=True,
-        arguments=read_signature(rstar),
-    ),
-    "self-refine": Method(
-        self_refine,
-        (),
-        joins_path=False,
-        arguments=read_signature(self_refine),
-        needs_text=True,
-    ),
+    "mcts": Method(mcts, _MCTS, on_scale=True),
+    "ab-mcts": Method(ab_mcts, ("depth", "evaluate", "iterations"), on_scale=True),
+    "lats": Method(lats, _LATS, needs_agent=True, on_scale=True),
+    "rstar": Method(rstar, _MCTS, votes=True, needs_text=True, on_scale=True),
+    "self-refine": Method(self_refine, (), joins_path=False, needs_text=True),
+}
+METHODS: Final[Mapping[str, Method]] = {
+    name: replace(method, arguments=read_signature(method.run)) for name, method in _METHODS.items()
 }
 
 TEXT_METHODS: Final = tuple(name for name, method in METHODS.items() if not method.needs_agent)

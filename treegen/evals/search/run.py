@@ -220,7 +220,7 @@ def _start_searches(
     return llm.search_stream(
         search,
         prompts,
-        settings.whole,
+        settings.solution,
         concurrency=settings.concurrency,
         budget=settings.budget,
         **more,
@@ -302,7 +302,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         if record["error"]:
             failed[record["problem_id"], record["sample_index"]] = record["error"]
         stopped[record["stopped"]] += 1
-        if limit := find_cut(record, job.settings.whole.max_tokens):
+        if limit := find_cut(record, job.settings.solution.max_tokens):
             cut_off[limit] += 1
         elif failure := find_failure(record):
             failures[failure] += 1

@@ -152,21 +152,21 @@ class TaskSearch:
 
     async def __call__(self, root: SearchNode) -> SearchOutcome | CacheFullError:
         """Search the problem of a root."""
-        problem = self._problems[root.search.name]
-        how = self._shared_value_function
-        if how is None:  # one of the task's own ways to evaluate states
-            worth = self._task.search_defaults.worth
-            evaluate = self._task.evaluate(problem, self._settings.evaluate)
-            how = ValueFunction(evaluate, 0.0, worth, lambda value: value / worth)
         watcher = asyncio.ensure_future(stop_when(self._interrupted, root.search))
         try:
-            return await Searcher(
-                self._task, problem, self._settings, root, how, self._method
-            ).search()
+            return await self._search(root, self._problems[root.search.name])
         except CacheFullError as error:
             return error
         finally:
             watcher.cancel()
+
+    async def _search(self, root: SearchNode, problem: Problem) -> SearchOutcome:
+        how = self._shared_value_function
+        if how is None:  # one of the task's own ways to evaluate states
+            best = self._task.search_defaults.max_value
+            evaluate = self._task.evaluate(problem, self._settings.evaluate)
+            how = ValueFunction(evaluate, 0.0, best, lambda value: value / best)
+        return await Searcher(self._task, problem, self._settings, root, how, self._method).search()
 
 
 def load_value_function(data: TaskData, settings: SearchSettings) -> ValueFunction | None:
@@ -283,7 +283,7 @@ class Searcher:
 
     def _is_over(self, node: SearchNode) -> bool:
         """Return whether the model ended the text, by a token or a stop string of solutions."""
-        return is_ended(node) or node.stop in self._settings.whole.stops
+        return is_ended(node) or node.stop in self._settings.solution.stops
 
     def is_solved(self, node: SearchNode) -> bool:
         """Return whether a node is a correct solution; False if the problem alone cannot decide."""

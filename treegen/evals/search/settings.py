@@ -44,15 +44,6 @@ from treegen.search.budget import Budget
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
-_RECORDED_NAMES: Final = (
-    "choose",
-    "arguments",
-    "source",
-    "repeats",
-    "verifier_args",
-    "environment",
-    "forces_calls",
-)
 _SAMPLING_NAMES: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 # Values of these settings in runs of versions without them. run.json leaves these values out.
 _OLD_VALUES: Final[dict[str, Any]] = {
@@ -72,7 +63,7 @@ _AGENT_SETTINGS: Final = ("environment", "forces_calls")
 class SearchSettings(BaseSettings, TreeSettings):
     """All settings of a search run; every default is filled in."""
 
-    COMPUTED: ClassVar = ("step", "whole")
+    COMPUTED: ClassVar = ("step", "solution")
     CHOICES: ClassVar = (
         *_SAMPLING_NAMES,
         *PENALTIES,
@@ -89,7 +80,7 @@ class SearchSettings(BaseSettings, TreeSettings):
     """The budget of each problem."""
     step: SamplingParams
     """How one step is sampled."""
-    whole: SamplingParams
+    solution: SamplingParams
     """How a whole solution is sampled."""
     choose: str = "best"
     """One of CHOOSE, for methods that find several solutions."""
@@ -188,18 +179,15 @@ class SearchSettings(BaseSettings, TreeSettings):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that change a search, as run.json groups them."""
+        names = (setting.name for setting in fields(TreeSettings))
+        values = {name: getattr(self, name) for name in (*names, *_OLD_VALUES)}
+        stored = {
+            name: value
+            for name, value in values.items()
+            if name not in _OLD_VALUES or value != _OLD_VALUES[name]
+        }
         return {
-            "search": {
-                "method": self.method,
-                **{
-                    name: getattr(self, name)
-                    for name in (
-                        *(setting.name for setting in fields(TreeSettings)),
-                        *_RECORDED_NAMES,
-                    )
-                    if name not in _OLD_VALUES or getattr(self, name) != _OLD_VALUES[name]
-                },
-            },
+            "search": {"method": self.method, **stored},
             "budget": {
                 name: limit
                 for name, limit in asdict(self.budget).items()
@@ -209,7 +197,7 @@ class SearchSettings(BaseSettings, TreeSettings):
                 **{name: getattr(self.step, name) for name in _SAMPLING_NAMES},
                 **self.step.penalties,
                 "step_tokens": self.step.max_tokens,
-                "max_tokens": self.whole.max_tokens,
+                "max_tokens": self.solution.max_tokens,
             },
         }
 
@@ -314,7 +302,7 @@ def resolve_search_settings(
     draw = select(choices, (*_SAMPLING_NAMES, *PENALTIES))
     step, sample_params = (
         replace(default, **{"seed": default.seed or 0, **draw})
-        for default in (defaults.step, defaults.whole)
+        for default in (defaults.step, defaults.solution)
     )
     if (step_tokens := choices.get("step_tokens")) is not None:
         check_int("step_tokens", step_tokens, minimum=1)
@@ -332,7 +320,7 @@ def resolve_search_settings(
         verifier_args=check_verifier_settings(choices.get("verifier_args", {})),
         budget=budget,
         step=step,
-        whole=replace(sample_params, **select(choices, ["max_tokens"])),
+        solution=replace(sample_params, **select(choices, ["max_tokens"])),
         num_samples=choices.get("num_samples", task.defaults.num_samples),
         **{
             name: choices.get(name, getattr(defaults, name))

@@ -33,11 +33,11 @@ class SearchDefaults:
     step: SamplingParams
     """How one step is sampled. A stop string, such as a newline, ends the step; with
     `include_stop` it is part of the text."""
-    whole: SamplingParams
+    solution: SamplingParams
     """How a whole solution is sampled."""
     evaluator: str = "logprob"
     """The default way to evaluate states: "logprob", "min-logprob" or a name of `evaluate`."""
-    worth: float = 1.0
+    max_value: float = 1.0
     """The value of the best state in the task's own ways to evaluate; the worst has 0."""
     propose: tuple[str, ...] = ()
     """Names of the task's own ways to make next steps, which its method `propose` returns. Empty if

@@ -1,10 +1,12 @@
 """Estimators over samples: pass@k, and error bars that treat problems as the independent unit."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from statistics import fmean
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ import numpy.typing as npt
 from treegen.errors import InputError
 
 _Floats = npt.NDArray[np.float64]
+_Key = TypeVar("_Key", bound=Hashable)
 
 # The 97.5% quantile of Student's t as a polynomial in 2 / degrees of freedom. This Chebyshev fit is
 # accurate to 1e-10 from 2 degrees of freedom. The first term is the normal distribution's quantile.
@@ -32,6 +35,29 @@ _T95: Final = (
 _NO_SPREAD: Final = 1e-12
 # A group with fewer values does not determine its own spread; see `mean_of_means`.
 _MIN_SAMPLES: Final = 5
+
+
+def mean_by(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, float]:
+    """Return the mean value of each key in (key, value) pairs, in the order of the keys."""
+    values = defaultdict[_Key, list[float]](list)
+    for key, value in pairs:
+        values[key].append(value)
+    return {key: fmean(key_values) for key, key_values in values.items()}
+
+
+def find_clusters(
+    group_of: Mapping[_Key, str], problems: Iterable[_Key]
+) -> list[tuple[Hashable, ...]] | None:
+    """Return the cluster of each problem for error bars; None if no problem has a group.
+
+    Args:
+        group_of: The group of each problem; absent or empty for a problem without a group, which
+            is a cluster of its own.
+        problems: The problems.
+    """
+    if not any(group_of.values()):
+        return None
+    return [(group_of[key],) if group_of.get(key) else ("", key) for key in problems]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from treegen.common.checks import check_argument_types, checked_class
 from treegen.errors import InputError, arg
-from treegen.evals.statistics.estimators import estimate, pass_at_k
+from treegen.evals.statistics.estimators import estimate, find_clusters, pass_at_k
 from treegen.evals.statistics.reliability import reliability_values
 from treegen.evals.statistics.tables import Grid, Table
 from treegen.evals.statistics.votes import Tally, count_distinct, tally_of
@@ -271,15 +271,9 @@ def _group(
 
 def clusters_of(
     problems: Iterable[HasGroup], problem_ids: Sequence[str]
-) -> list[tuple[str, ...]] | None:
+) -> list[tuple[Hashable, ...]] | None:
     """Return the cluster of each problem id for error bars; None if no problem has a group."""
-    group_of = {problem.id: problem.group for problem in problems if problem.group}
-    if not group_of:
-        return None
-    return [
-        (group_of[problem_id],) if problem_id in group_of else ("", problem_id)
-        for problem_id in problem_ids
-    ]
+    return find_clusters({problem.id: problem.group for problem in problems}, problem_ids)
 
 
 def _filter_rows(

@@ -1,11 +1,10 @@
 """Tables and grids for results that only some tasks have; any command can show them."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from treegen.evals.statistics.estimators import estimate
+from treegen.evals.statistics.estimators import estimate, find_clusters, mean_by
 from treegen.evals.verdict import SampleScore
 
 Cell = str | int | float | None
@@ -44,13 +43,11 @@ class Grid:
 
 def problem_values(scores: Iterable[SampleScore], filter: str) -> dict[str, float]:
     """Return for every problem the mean credit of its samples under one filter."""
-    marks: dict[str, list[float]] = {}
-    for sample in scores:
-        if (verdict := sample.verdicts.get(filter)) is None:
-            continue
-        credit = float(verdict.correct) if verdict.credit is None else verdict.credit
-        marks.setdefault(sample.problem_id, []).append(credit)
-    return {problem_id: math.fsum(credits) / len(credits) for problem_id, credits in marks.items()}
+    return mean_by(
+        (sample.problem_id, verdict.correct if verdict.credit is None else verdict.credit)
+        for sample in scores
+        if (verdict := sample.verdicts.get(filter)) is not None
+    )
 
 
 def table_by(
@@ -74,9 +71,7 @@ def table_by(
     for label, ids in groups:
         valued = [problem_id for problem_id in ids if problem_id in values]
         if valued:
-            names = None
-            if clusters:
-                names = [(clusters[id],) if id in clusters else ("", id) for id in valued]
+            names = find_clusters(clusters or {}, valued)
             mean = estimate([values[problem_id] for problem_id in valued], names)
             rows.append((label, len(valued), mean.value, mean.stderr, mean.low, mean.high))
         else:

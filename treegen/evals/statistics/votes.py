@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from treegen.common.checks import check_argument_types
-from treegen.evals.statistics.maj_at_k import maj_at_k, tie_at_k, votes_at
+from treegen.evals.statistics.maj_at_k import maj_at_k, votes_at
 from treegen.evals.verdict import Verdict
 
 T = TypeVar("T")
@@ -80,7 +80,6 @@ def count_verdicts(verdicts: Iterable[tuple[Verdict, int]]) -> dict[tuple[str | 
 
 # Most problems share their counts with another problem, and a run has several tables of votes.
 _maj_at_k = lru_cache(maxsize=1 << 16)(maj_at_k)
-_tie_at_k = lru_cache(maxsize=1 << 16)(tie_at_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +101,6 @@ class Tally:
     def maj_at_k(self, k: int) -> float:
         """Return the expected share of correct answers in a vote of k; NaN if k is too large."""
         return _maj_at_k(self.correct, self.wrong, self.invalid, k)
-
-    def tie_at_k(self, k: int) -> float:
-        """Return the probability that a vote of k has no single winner; NaN if k is too large."""
-        # A tie does not depend on which answers are right; sorting shares cached results.
-        return _tie_at_k(tuple(sorted((*self.correct, *self.wrong))), self.invalid, k)
 
     def votes_at(self, ks: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
         """Return `maj_at_k` and `tie_at_k` for each k."""

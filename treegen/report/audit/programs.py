@@ -3,12 +3,13 @@
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from treegen.evals.job import Job
 from treegen.evals.pipeline.listener import Listener
-from treegen.evals.scoring.code_execution import ExecutionOptions, as_code_execution_task
+from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.report.audit.equivalence import find_programs
 from treegen.report.audit.findings import Finding, find
 from treegen.report.view import RunView, Sample
@@ -71,7 +72,7 @@ class _SolvedTask(Protocol):
 def list_solutions(job: Job) -> dict[str, list[str]]:
     """Return samples of each problem that its data call right; no problem without one."""
     task = job.task
-    if as_code_execution_task(task) is None or not isinstance(task, _SolvedTask):
+    if not task.executes_code or not isinstance(task, _SolvedTask):
         return {}
     solutions = {
         problem.id: task.solutions(problem.id)[:_MAX_SOLUTIONS] for problem in job.data.problems
@@ -92,8 +93,6 @@ def audit_solutions(
     Raises:
         TreegenError: programs cannot be run here.
     """
-    task = as_code_execution_task(job.task)
-    assert task is not None
     records = [
         {"problem_id": name, "sample_index": index, "text": text}
         for name, texts in solutions.items()
@@ -109,20 +108,17 @@ def audit_solutions(
     ):
         for record in records:
             run.append(record)
-        judging = task.judging(run, execution)
-        try:
-            judging.prepare()
+        with closing(job.task.open_scoring(run, execution)) as program_scoring:
+            program_scoring.prepare()
             for record in records:
-                judging.add(record)
+                program_scoring.add(record)
             with Listener().poll_interrupts() as stop:
-                for _ in judging.finish(stop):
+                for _ in program_scoring.finish(stop):
                     pass
             for record in records:
-                verdict = (judging.verdicts(record) or {}).get(job.task.filters[0])
+                verdict = (program_scoring.verdicts(record) or {}).get(job.task.filters[0])
                 if verdict is None or verdict.correct:  # without a verdict, nothing is known
                     right.add(str(record["problem_id"]))
-        finally:
-            judging.close()
     questions = {problem.id: str(problem.content) for problem in job.data.problems}
     rejected = [name for name in solutions if name not in right]
     cases = [(name, f"{solutions[name][0]}: {questions[name]}") for name in rejected]

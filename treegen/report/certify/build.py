@@ -4,7 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -194,15 +194,15 @@ def _score(
     """Score all samples again; return the report, and the hashes of samples and verdicts."""
     check_execution_options([job.task], execution)
     scores: list[SampleScore] = []
-    judging = rescore_programs(job, run, execution, listener)
 
     def collect(record: dict[str, Any], score: SampleScore | None) -> None:
         if score is not None:
             scores.append(score)
 
     rounds = rounds_of(job)
-    with nullcontext() if judging is None else closing(judging):
-        score_samples(job, run, collect, program_scoring=judging, rounds=rounds, rescore=True)
+    with ExitStack() as stack:
+        programs = rescore_programs(job, run, execution, listener, stack)
+        score_samples(job, run, collect, program_scoring=programs, rounds=rounds, rescore=True)
     report = _to_json_value(aggregate(job, scores, rounds, VoteInputs.of(run.path)).to_json())
     verdicts = sorted(
         [
@@ -319,7 +319,8 @@ def _hash_files(directory: Path) -> dict[str, document.HashedFile]:
 def _list_prompt_tokens(prepared: PreparedJob) -> dict[str, list[Any]]:
     """Return the token ids of each prompt, and those of its choices if it has any, by problem."""
     if prepared.job.choices:
-        return {prompt.id: [prompt.context, *prompt.whole] for prompt in prepared.choice_prompts}
+        prompts = prepared.choice_prompts
+        return {prompt.id: [prompt.context, *prompt.sequences] for prompt in prompts}
     return {request.id: [request.tokens] for request in prepared.plan.requests}
 
 

@@ -19,7 +19,7 @@ from treegen.evals.pipeline.redraw import (
     check_tolerance,
     redraw_samples,
 )
-from treegen.evals.scoring.code_execution import ExecutionOptions, as_code_execution_task
+from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.report.audit.prompt_checks import OF_TOKENIZERS
 from treegen.report.certify.build import (
     describe_prompts,
@@ -260,7 +260,7 @@ def _compare_run(
         command = f"treegen score {quote(str(run.path))} --pass-hat-k {before}"
         why = f"`{command}` gives the certified metrics"
         scored = replace(scored, detail=f"{scored.detail}; {why}")
-    if as_code_execution_task(job.task) and execution is None and scored.holds:
+    if job.task.executes_code and execution is None and scored.holds:
         how = "as the stored verdicts give; --allow-code-execution runs the programs again"
         scored = PartCheck("scores", None, how)
     yield scored
