@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treegen.cli.options.choices import collect_choices, make_execution
 from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 from treegen.errors import InputError
+
+if TYPE_CHECKING:
+    from treegen.evals.scoring.code_execution import ExecutionOptions
 
 
 @click.command("certify")
@@ -69,7 +72,6 @@ def command(
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.common.formatting import safe_text
 
     rescore = check is not None and params["allow_code_execution"]
     choices, execution = collect_choices(params), make_execution(params, rescore=rescore)
@@ -82,19 +84,7 @@ def command(
     }
     _reject_unused_options(checking if check is None else writing, is_checking=check is not None)
     if check is None:
-        from treegen.report.certify.build import write_certificate
-
-        if run is None:
-            raise InputError(
-                "RUN is missing; pass the directory of the run to certify, or pass a "
-                "certificate with --check"
-            )
-        file, certificate = write_certificate(
-            run, choices, Terminal(), path=output_path, key=sign, execution=execution
-        )
-        signed = "" if sign is None else f"\nsignature: {file}.sig"
-        echo(safe_text(f"certificate: {file}\nsha256: {certificate.sha256}{signed}"))
-        json_line({"certificate": str(file), "sha256": certificate.sha256})
+        _write(run, choices, output_path, sign, execution)
         return
     from treegen.report.certify.check import check_certificate
 
@@ -130,3 +120,37 @@ def _reject_unused_options(values: Mapping[str, object], *, is_checking: bool) -
         if value is not None:
             why = "cannot be used with --check" if is_checking else "needs --check FILE"
             raise InputError(f"{name} {why}; remove {name}")
+
+
+def _write(
+    run: Path | None,
+    choices: dict[str, Any],
+    output_path: Path | None,
+    sign: Path | None,
+    execution: "ExecutionOptions | None",
+) -> None:
+    """Write a certificate.
+
+    Args:
+        run: The run directory.
+        choices: Where the model is, and options of reading.
+        output_path: Certificate file; None for the usual one.
+        sign: SSH key that signs it; None for no signature.
+        execution: Permission to run programs that a model wrote; None without it.
+    """
+    from treegen.cli.terminal.progress import Terminal
+    from treegen.cli.terminal.render import echo, json_line
+    from treegen.common.formatting import safe_text
+    from treegen.report.certify.build import write_certificate
+
+    if run is None:
+        raise InputError(
+            "RUN is missing; pass the directory of the run to certify, or pass a "
+            "certificate with --check"
+        )
+    file, certificate = write_certificate(
+        run, choices, Terminal(), path=output_path, key=sign, execution=execution
+    )
+    signed = "" if sign is None else f"\nsignature: {file}.sig"
+    echo(safe_text(f"certificate: {file}\nsha256: {certificate.sha256}{signed}"))
+    json_line({"certificate": str(file), "sha256": certificate.sha256})

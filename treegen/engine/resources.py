@@ -117,18 +117,22 @@ def new_run(
     if (spec := resources.expands_latents) is not None:
         cost = DEVICE_COSTS[resources.model.device.type]
         expanded = ExpandedKVCache(cache, store, model_runner, spec, cost)
-    row_states = RowStates()
-    if cache.states is not None and cache.states.delta is not None:
-        row_states = RowUpdateLists(run.rows, cache.states)
-    elif cache.states is not None:
-        per_row = 2 if recomputes_last else 1
-        row_states = InPlaceRowStates(run.rows, cache.states, per_row=per_row)
     grammars = RowGrammars(run)
     return run, Features(
-        states=row_states,
+        states=_row_states(run, recomputes_last=recomputes_last),
         budgets=ThinkingBudgets(run, grammars),
         confidence=ConfidenceStops(run),
         grammars=grammars,
         images=images,
         expanded=expanded,
     )
+
+
+def _row_states(run: EngineRun, *, recomputes_last: bool) -> RowStates:
+    """Return the recurrent states of a run's rows."""
+    states = run.cache.states
+    if states is None:
+        return RowStates()
+    if states.delta is not None:
+        return RowUpdateLists(run.rows, states)
+    return InPlaceRowStates(run.rows, states, per_row=2 if recomputes_last else 1)

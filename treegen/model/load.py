@@ -124,21 +124,26 @@ def load_model(  # noqa: PLR0913 -- users name these arguments
         ranks=ranks,
         trust_remote_code=trust_remote_code,
     )
-    adapter_directory = adapter_to_merge.directory if adapter_to_merge else None
-    model = Model(
-        load_weights(plan),
-        replace(spec, unreached=plan.dropped),
-        kind,
-        impl=impl,
-        ranks=ranks,
-        fingerprint=fingerprint(directory, adapter_directory),
-        quantization="fp8" if plan.keeps_fp8 or quantization == "fp8" else None,
-    )
+    model = _load_planned(plan, impl)
     if check:
         _compare_with_stock(model)
     if images:
         model.tower = VisionTower(model.module, placeholder_of(config))
     return model
+
+
+def _load_planned(plan: LoadPlan, impl: str) -> Model:
+    adapter = plan.adapter
+    is_fp8 = plan.keeps_fp8 or plan.quantization == "fp8"
+    return Model(
+        load_weights(plan),
+        replace(plan.spec, unreached=plan.dropped),
+        plan.dtype,
+        impl=impl,
+        ranks=plan.ranks,
+        fingerprint=fingerprint(plan.directory, adapter.directory if adapter else None),
+        quantization="fp8" if is_fp8 else None,
+    )
 
 
 def from_module(
