@@ -110,7 +110,7 @@ class Model:
         self._by_operators = False
         text = module.config.get_text_config(decoder=True)
         self._has_loops = has_loops(text)
-        self._width: int = getattr(text, "hidden_size", 0)  # 0 if a config does not say it
+        self._width: int = getattr(text, "hidden_size", None) or 0
         self._latents = sorted(
             (part for part in module.modules() if is_latent_layer(part)),
             key=lambda part: int(part.layer_idx),
