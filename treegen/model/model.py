@@ -101,7 +101,6 @@ class Model:
         self.images: ImageTable | None = None
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._forward_options = forward_options(module)
-        self._width = module.get_input_embeddings().weight.shape[-1]
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = self.fixed_because = ""
@@ -109,7 +108,9 @@ class Model:
         self._grouped: GroupedLayers | None = None
         self._fixed: BatchInvariantLayers | None = None
         self._by_operators = False
-        self._has_loops = has_loops(module.config.get_text_config(decoder=True))
+        text = module.config.get_text_config(decoder=True)
+        self._has_loops = has_loops(text)
+        self._width: int = getattr(text, "hidden_size", None) or 0
         self._latents = sorted(
             (part for part in module.modules() if is_latent_layer(part)),
             key=lambda part: int(part.layer_idx),

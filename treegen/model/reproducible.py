@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from treegen.common.spec import ModelSpec
 from treegen.errors import InputError, arg
 from treegen.model.batch import Batch
+from treegen.model.linear.blas import require_cublaslt
 from treegen.model.linear.experts import GroupedExperts
 from treegen.ops.attention import HostLevel, prepare_host
 from treegen.ops.cache.pool import LayerKV
@@ -133,7 +134,7 @@ def disable_split_k() -> None:
 
     Only cuBLASLt has a setting for this.
     """
-    torch.backends.cuda.preferred_blas_library("cublaslt")
+    require_cublaslt()
     # The second value of each pair decides whether sums may be split.
     for name in (
         "allow_bf16_reduced_precision_reduction",

@@ -27,8 +27,10 @@ from attention_cases import (
 from devices import CUDA, DEVICE, needs_triton
 from torch import Tensor
 
+from treegen.common.device import StagingBuffer
 from treegen.errors import InputError
 from treegen.ops.attention import Level, attend
+from treegen.ops.attention.level import HostLevel
 
 try:
     from treegen.ops.attention.gpu import attend as attend_module
@@ -249,6 +251,25 @@ def test_tall_units_have_the_same_bits(
         torch.testing.assert_close(results[0][0].cpu().double(), want, rtol=2**-6, atol=2**-6)
     if attend_module._has_gluon(torch.device(DEVICE, 0)):
         assert {options["first"] for options in launches} == {True, False}
+
+
+def test_graphs_keep_which_levels_are_causal() -> None:
+    """A graph's kernel for tall units hides no key, so a causal level may not take its place."""
+    shape = work_units.WorkShape(16, 1, 4, 64, False)
+    cpu = torch.device("cpu")
+
+    def levels(*causal: bool) -> tuple[HostLevel, ...]:
+        one = np.ones(1, dtype=np.int64)
+        sizes = one * 0, one * 16, one[:, None], one * 64
+        return tuple(
+            HostLevel(*sizes, one * 64 * i, causal=hides) for i, hides in enumerate(causal)
+        )
+
+    graph = state.StaticState(levels(False, True, False), cpu, invariant=True)
+    graph.work(shape)
+    for causal, fits in [((True, False, False), False), ((False, True, False), True)]:
+        other = state.TritonState(levels(*causal), cpu, invariant=True)
+        assert graph.load(other, StagingBuffer()) == fits
 
 
 def test_float64_is_refused() -> None:

@@ -33,7 +33,7 @@ from treegen.ops.recurrence.types import (
 _CHANNELS: Final = 512  # channels per program
 _STEP_CHANNELS: Final = 256  # the same where each row has one token
 _ROWS: Final = 16  # rows per program that reads shared states
-_BASE_VALUES: Final = 128  # columns of a shared state per program
+_BASE_VALUES: Final = 128  # columns of a shared state per program; _VALUES in float32
 _KEYS: Final = 128  # largest k_dim at which a program computes all these columns
 _VALUES: Final = 64  # columns of a state per program that computes matrix products
 _OWN_VALUES: Final = 32  # columns of a state per program that updates a row's own state
@@ -59,7 +59,9 @@ def step(layer: DeltaInputs, cache: DeltaStates, rows: RowSlots) -> Tensor:
     mixed_TC = convolve(layer.mixed_TC, layer.convolution(cache), *at, activates=True)
     if not rows.has_lists:
         return _step_states(layer, cache, mixed_TC, inputs[READ_SLOTS], inputs[WRITE_SLOTS], 1)
-    block_k, block_v = _blocks(cache, _BASE_VALUES)
+    # In float32, one product is three products of TF32 numbers, which need more registers.
+    is_float32 = mixed_TC.dtype == torch.float32
+    block_k, block_v = _blocks(cache, _VALUES if is_float32 else _BASE_VALUES)
     parts = triton.cdiv(spec.v_dim, block_v)
     scale, heads = _scale(cache), _heads(cache)
     out = mixed_TC.new_empty(num_rows, spec.v_heads, spec.v_dim)
@@ -76,7 +78,7 @@ def step(layer: DeltaInputs, cache: DeltaStates, rows: RowSlots) -> Tensor:
         BLOCK_K=block_k,
         BLOCK_V=block_v,
         PRECISION=_precision(mixed_TC.dtype),
-        num_warps=4,
+        num_warps=8 if is_float32 else 4,
     )
     block_h = _heads_at_once(spec)
     kernels.read_lists[spec.v_heads // block_h, num_rows](

@@ -191,6 +191,7 @@ def _fits(work: WorkList, target: DeviceWork) -> bool:
         and len(work.last) == len(target.last)
         and work.last_kind == target.host.last_kind
         and work.causal == target.host.causal
+        and work.sees_all == target.host.sees_all
         and len(work.pages) <= len(target.pages)
         and (spare in (0, 1) or (spare > 1 and len(work.last) > 0))
         and (work.complete or not target.host.complete)
