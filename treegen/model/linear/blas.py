@@ -83,9 +83,14 @@ def prefer_fast_blas(rows: int, width: int, device: torch.device) -> Iterator[No
 
 
 def _prefer(library: str) -> None:
-    # At the first choice of another library than cuBLAS, torch warns that the setting is new.
-    warnings.filterwarnings("ignore", message="torch.backends.cuda.preferred_blas_library is an")
+    _hide_warning()
     torch.backends.cuda.preferred_blas_library(library)
+
+
+@cache  # each further filter would make Python repeat warnings that it shows once
+def _hide_warning() -> None:
+    """Ignore torch's warning, at the first choice of another library, that the setting is new."""
+    warnings.filterwarnings("ignore", message="torch.backends.cuda.preferred_blas_library is an")
 
 
 @cache

@@ -40,7 +40,16 @@ async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 @gluon.jit
 def copy_keys(k, v, pages, work, shared, D: gl.constexpr):
-    """Copy a unit's keys and values to shared memory, in blocks of two pages."""
+    """Copy a unit's keys and values to shared memory, in blocks of two pages.
+
+    Args:
+        k: Descriptor of the keys; see `fold_tall`.
+        v: Descriptor of the values.
+        pages: Pointer to the page tables of all levels, concatenated.
+        work: Units, and their number.
+        shared: Shared memory and barriers; see `fold_tall`.
+        D: Width of keys and values.
+    """
     keys, values, k_full, k_empty, v_full, v_empty = shared
     units, num_units = work
     unit = units + gl.program_id(0) % num_units * FIELDS
@@ -68,7 +77,14 @@ def copy_keys(k, v, pages, work, shared, D: gl.constexpr):
 
 @gluon.jit
 def start_logits(q_MD, keys, s, LOGITS: gl.constexpr):
-    """Start the products of queries with a block of keys, for both pages."""
+    """Start the products of queries with a block of keys, for both pages.
+
+    Args:
+        q_MD: Queries [M, D].
+        keys: Shared memory of the keys.
+        s: Which block of the shared memory to read.
+        LOGITS: Layout of the products.
+    """
     zero = gl.zeros([ROWS, PAGE], gl.float32, LOGITS)
     first = warpgroup_mma(
         q_MD, keys.index(2 * s).permute((1, 0)), zero, use_acc=False, is_async=True
@@ -81,7 +97,16 @@ def start_logits(q_MD, keys, s, LOGITS: gl.constexpr):
 
 @gluon.jit
 def start_sums(weights, ones, values, s, total, acc):
-    """Start adding up the weights of a block and its weighted values."""
+    """Start adding up the weights of a block and its weighted values.
+
+    Args:
+        weights: The weights of both pages [M, PAGE].
+        ones: Shared memory that holds ones [ONES, PAGE].
+        values: Shared memory of the values.
+        s: Which block of the shared memory to read.
+        total: Sums of weights [M, ONES].
+        acc: Weighted sums of values [M, D].
+    """
     P: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     T: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
     first, second = weights
@@ -124,11 +149,77 @@ def weigh(logits, top, begin, low, high, scale, dtype: gl.constexpr):
 
 @gluon.jit
 def clear_keys(page, begin, low, high):
-    """Replace the rows of a page that are not keys of the unit by 0; they may be NaN."""
+    """Replace the rows of a page that are not keys of the unit by 0; they may be NaN.
+
+    Args:
+        page: Shared memory of the page [PAGE, D].
+        begin: Index of its first row among the keys of the page table.
+        low: First key of the unit.
+        high: End of the unit's keys, exclusive.
+    """
     D: gl.constexpr = page.shape[1]
     R: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
     n = begin + gl.arange(0, PAGE, layout=gl.SliceLayout(1, R))
     page.store(gl.where(((n >= low) & (n < high))[:, None], page.load(R), 0.0))
+
+
+@gluon.jit
+def fold_keys(q_MD, top, total, acc, low, high, scale, shared, ones, LOGITS: gl.constexpr):
+    """Fold the keys of a unit into the sums of one group's rows.
+
+    Args:
+        q_MD: Queries [M, D].
+        top: Maximum of earlier logits, rounded up [M].
+        total: Sums of earlier weights [M, ONES].
+        acc: Earlier weighted sums of values [M, D].
+        low: First key of the unit.
+        high: End of the unit's keys, exclusive.
+        scale: Factor of the logits.
+        shared: Shared memory and barriers; see `fold_tall`.
+        ones: Shared memory that holds ones [ONES, PAGE].
+        LOGITS: Layout of logits.
+
+    Returns:
+        The new maximum, sums of weights, and weighted sums.
+    """
+    keys, values, k_full, k_empty, v_full, v_empty = shared
+    SUMS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    TOTALS: gl.constexpr = gl.SliceLayout(1, total.type.layout)
+    first = low // PAGE * PAGE
+    if first < high:
+        mbarrier.wait(k_full.index(0), 0)
+        logits = start_logits(q_MD, keys, 0, LOGITS)
+        logits = warpgroup_mma_wait(0, deps=logits)
+        mbarrier.arrive(k_empty.index(0))
+        top, alpha, weights = weigh(logits, top, first, low, high, scale, q_MD.dtype)
+        total = total * gl.convert_layout(alpha, TOTALS)[:, None]
+        acc = acc * gl.convert_layout(alpha, SUMS)[:, None]
+        block = 0
+        for begin in range(first + 2 * PAGE, high, 2 * PAGE):
+            s = block % STAGES
+            following = (block + 1) % STAGES
+            mbarrier.wait(k_full.index(following), ((block + 1) // STAGES) & 1)
+            logits = start_logits(q_MD, keys, following, LOGITS)
+            mbarrier.wait(v_full.index(s), (block // STAGES) & 1)
+            total, acc = start_sums(weights, ones, values, s, total, acc)
+            logits = warpgroup_mma_wait(4, deps=logits)
+            mbarrier.arrive(k_empty.index(following))
+            top, alpha, weights = weigh(logits, top, begin, low, high, scale, q_MD.dtype)
+            total, acc = warpgroup_mma_wait(0, deps=[total, acc])
+            mbarrier.arrive(v_empty.index(s))
+            total = total * gl.convert_layout(alpha, TOTALS)[:, None]
+            acc = acc * gl.convert_layout(alpha, SUMS)[:, None]
+            block += 1
+        s = block % STAGES
+        mbarrier.wait(v_full.index(s), (block // STAGES) & 1)
+        begin = first + block * 2 * PAGE
+        if begin + 2 * PAGE > high:
+            clear_keys(values.index(2 * s), begin, low, high)
+            clear_keys(values.index(2 * s + 1), begin + PAGE, low, high)
+            fence_async_shared()
+        total, acc = start_sums(weights, ones, values, s, total, acc)
+        total, acc = warpgroup_mma_wait(0, deps=[total, acc])
+    return top, total, acc
 
 
 @gluon.jit
@@ -165,7 +256,6 @@ def fold_rows(
     q, sums, stats = data
     units, num_units = work
     scale, q_row, q_head, num_rows, num_parts = options
-    keys, values, k_full, k_empty, v_full, v_empty = shared
     unit = units + gl.program_id(0) % num_units * FIELDS
     head = gl.program_id(0) // num_units
     start, stop = gl.load(unit + 1), gl.load(unit + 2)
@@ -196,40 +286,7 @@ def fold_rows(
             total += gl.convert_layout(before, gl.SliceLayout(1, TOTALS))[:, None]
             acc = gl.load(sums + at[:, None] * D + d[None, :], mask=valid[:, None], other=0.0)
 
-        first = low // PAGE * PAGE
-        if first < high:
-            mbarrier.wait(k_full.index(0), 0)
-            logits = start_logits(q_MD, keys, 0, LOGITS)
-            logits = warpgroup_mma_wait(0, deps=logits)
-            mbarrier.arrive(k_empty.index(0))
-            top, alpha, weights = weigh(logits, top, first, low, high, scale, q_MD.dtype)
-            total = total * gl.convert_layout(alpha, gl.SliceLayout(1, TOTALS))[:, None]
-            acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
-            block = 0
-            for begin in range(first + 2 * PAGE, high, 2 * PAGE):
-                s = block % STAGES
-                following = (block + 1) % STAGES
-                mbarrier.wait(k_full.index(following), ((block + 1) // STAGES) & 1)
-                logits = start_logits(q_MD, keys, following, LOGITS)
-                mbarrier.wait(v_full.index(s), (block // STAGES) & 1)
-                total, acc = start_sums(weights, ones, values, s, total, acc)
-                logits = warpgroup_mma_wait(4, deps=logits)
-                mbarrier.arrive(k_empty.index(following))
-                top, alpha, weights = weigh(logits, top, begin, low, high, scale, q_MD.dtype)
-                total, acc = warpgroup_mma_wait(0, deps=[total, acc])
-                mbarrier.arrive(v_empty.index(s))
-                total = total * gl.convert_layout(alpha, gl.SliceLayout(1, TOTALS))[:, None]
-                acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
-                block += 1
-            s = block % STAGES
-            mbarrier.wait(v_full.index(s), (block // STAGES) & 1)
-            begin = first + block * 2 * PAGE
-            if begin + 2 * PAGE > high:
-                clear_keys(values.index(2 * s), begin, low, high)
-                clear_keys(values.index(2 * s + 1), begin + PAGE, low, high)
-                fence_async_shared()
-            total, acc = start_sums(weights, ones, values, s, total, acc)
-            total, acc = warpgroup_mma_wait(0, deps=[total, acc])
+        top, total, acc = fold_keys(q_MD, top, total, acc, low, high, scale, shared, ones, LOGITS)
         gl.store(sums + at[:, None] * D + d[None, :], acc, mask=mask[:, None])
         gl.store(stats + at, gl.convert_layout(top, gl.SliceLayout(1, SUMS)), mask=mask)
         total_M = gl.convert_layout(gl.max(total, 1), gl.SliceLayout(1, SUMS))
