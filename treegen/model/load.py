@@ -37,8 +37,7 @@ from treegen.model.vision import VisionTower, placeholder_of
 from treegen.model.weights import LoadPlan, load_weights, prepare
 from treegen.ops.attention.registry import choose
 
-_PREPARED: Final = ("training", "warn_if_padding_and_no_attention_mask")
-"""Attributes of a module's parts that `prepare` sets."""
+_PADDING_CHECK: Final = "warn_if_padding_and_no_attention_mask"
 _ABSENT: Final = object()
 
 
@@ -247,10 +246,13 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
     attributes are restored. Wrappers of the module's own forward, such as accelerate's autocast,
     are removed while it is open.
     """
-    before: list[tuple[Any, str, Any]] = [(module, "forward", vars(module).pop("forward", _ABSENT))]
+    before: list[tuple[Any, str, Any]] = []
     for part in module.modules():
-        before += [(part, name, vars(part).get(name, _ABSENT)) for name in _PREPARED]
+        # vars() of a TorchScript module lacks `training`.
+        before.append((part, "training", part.training))
+        before.append((part, _PADDING_CHECK, vars(part).get(_PADDING_CHECK, _ABSENT)))
     before += [(weight, "requires_grad", weight.requires_grad) for weight in module.parameters()]
+    before.append((module, "forward", vars(module).pop("forward", _ABSENT)))
     try:
         with restoring_attention_names(configs_of(module)):
             prepare(module)

@@ -254,6 +254,15 @@ def test_a_borrowed_module_is_given_back_as_it_was(family: str) -> None:
         assert torch.equal(module(input_ids=ids).logits, want)
 
 
+def test_parts_in_torchscript_train_again_afterwards() -> None:
+    module: Any = tiny_module()
+    module.scripted = torch.jit.trace(torch.nn.Dropout(), torch.ones(2))
+    module.train()
+    with patch_module(module):
+        assert not module.scripted.training
+    assert all(part.training for part in module.modules())
+
+
 def _negate(module: Any) -> None:
     with torch.no_grad():
         module.model.layers[0].mlp.up_proj.weight.mul_(-1)

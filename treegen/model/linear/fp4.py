@@ -48,14 +48,14 @@ class FourBitExperts(GroupedExperts):
     expands: bool = True
     """Whether many rows may be multiplied by expanded matrices, in another order of sums."""
 
-    def _matrices(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the packed weights, scales and factors of a tensor, as `grouped_fp4_product`."""
+    def _get_matrices(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the weights, scales and factors that `grouped_fp4_product` needs of a tensor."""
         raise NotImplementedError
 
     def _product(self, name: str, rows: Tensor, routes: Routes, dtype: torch.dtype) -> Tensor:
         stock: Any = self
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
-        matrices = *self._matrices(name), bias
+        matrices = *self._get_matrices(name), bias
         out: Tensor = grouped_fp4_product(split_rows(rows), *matrices, *routes, self.expands)
         return out
 
@@ -70,7 +70,7 @@ class Fp4Experts(FourBitExperts):
     NAME_factor: float32 [E, N].
     """
 
-    def _matrices(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _get_matrices(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
         return getattr(self, name), getattr(self, f"{name}_scale"), getattr(self, f"{name}_factor")
 
 

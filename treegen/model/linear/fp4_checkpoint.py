@@ -41,7 +41,7 @@ class Mxfp4Experts(FourBitExperts):
     NAME_scales: uint8 [E, N, K / 32], exponents of powers of two with a bias of 127.
     """
 
-    def _matrices(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _get_matrices(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
         return getattr(self, f"{name}_blocks").flatten(2), getattr(self, f"{name}_scales"), None
 
 

@@ -83,7 +83,7 @@ class TreeLayout:
         """
         max_scores = max(16, _SCORES["cpu" if device.type == "cpu" else "cuda"] // num_heads)
         key = "blocks", max_scores, window, device
-        return memoize(self.memo, key, lambda: list(self._iter_blocks(*key[1:])))
+        return memoize(self.memo, key, lambda: list(self._iter_blocks(max_scores, window, device)))
 
     def positions(self) -> NDArray[np.int64]:
         """Return the position of each token in its texts [T]."""

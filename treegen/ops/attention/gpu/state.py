@@ -97,8 +97,7 @@ class TritonState:
             shape: Layer properties on which the list depends.
             live_rows: Number of query rows without padding.
         """
-        key = shape, live_rows
-        return memoize(self._plans, key, lambda: self._make_plan(*key))
+        return memoize(self._plans, (shape, live_rows), lambda: self._make_plan(shape, live_rows))
 
     def _make_plan(self, shape: WorkShape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
         levels, processors = self.levels, count_processors(self.device)
