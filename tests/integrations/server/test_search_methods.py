@@ -17,7 +17,9 @@ from serving import HTTP, KEY, TEMPLATE, Running, draining, listening
 from small_searches import SMALL, exact_demo, save_tiny_verifier
 
 from treegen import LLM, AsyncLLM, SamplingParams
+from treegen.errors import StoppedError
 from treegen.evals.search.methods import TEXT_METHODS
+from treegen.integrations.nodes.protocol import RootOperation
 from treegen.integrations.server.limits import NodeLimits
 from treegen.model.scorers.verifier import Verifier
 from treegen.search.budget import Budget
@@ -385,6 +387,23 @@ def test_a_search_that_computes_for_long_does_not_keep_the_server_from_closing(
     may_end.set()
     thread._thread.join()
     thread.close()
+
+
+def test_a_closed_thread_refuses_searches() -> None:
+    async def fn(root: Any) -> None:
+        raise AssertionError
+
+    async def main() -> None:
+        async def run_operations(operations: Any) -> Any:
+            return []
+
+        thread = SearchThread(run_operations)
+        thread.close()
+        root = RootOperation(op="root", prompt="a")
+        with pytest.raises(StoppedError, match="send the request again"):
+            await thread.run(fn, root, name="late", params=SamplingParams())
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("stream", [False, True])

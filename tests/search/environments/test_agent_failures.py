@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -45,6 +46,8 @@ class Fragile(Machine):
             raise StopIteration
         if self.how == "exits":
             raise SystemExit(3)
+        if self.how == "cancels":
+            raise CancelledError
         if self.how == "times out":
             raise TimeoutError("no reply from the crane")
         if self.how == "text":
@@ -75,6 +78,7 @@ def fragile(how: str) -> MemoryEnvironment:
         ("raises", "ValueError: the wheel came off"),
         ("stops", "StopIteration"),
         ("exits", "SystemExit: 3"),
+        ("cancels", "CancelledError"),
         ("times out", "TimeoutError: no reply from the crane"),
         ("text", "the environment returned 17, which is not an Observation"),
         ("reward", "the environment returned an Observation whose reward is nan"),

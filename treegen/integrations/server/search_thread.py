@@ -68,16 +68,19 @@ class SearchThread:
             **how: Further arguments of `NodeSearches.run`.
 
         Raises:
-            StoppedError: the thread fails.
+            StoppedError: the thread fails, or was closed.
         """
+        stopped = StoppedError("the search has failed; send the request again")
         run = self._searches.run(fn, root, **how)
-        call = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, self._searches.loop))
+        try:
+            call = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, self._searches.loop))
+        except RuntimeError:  # the loop of the searches is closed
+            run.close()
+            raise stopped from self.failure
         try:
             await asyncio.wait({call, self._failed}, return_when=asyncio.FIRST_COMPLETED)
-            if self._failed.done():
-                raise StoppedError(
-                    "the search has failed; send the request again"
-                ) from self.failure
+            if self._failed.done() and (not call.done() or call.cancelled()):
+                raise stopped from self.failure
             return call.result()
         finally:
             call.cancel()

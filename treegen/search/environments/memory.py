@@ -8,9 +8,10 @@ import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, suppress
 from itertools import count
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, TypeVar, runtime_checkable
 
 from treegen.common.synchronization import run_in_daemon
 from treegen.errors import InputError, StoppedError, WorldError
@@ -18,6 +19,9 @@ from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.protocol import Observation, Traits
 
 T = TypeVar("T")
+
+# asyncio turns a CancelledError of concurrent.futures into its own, which ends the awaiting task.
+_NOT_IN_FUTURES: Final = (StopIteration, CancelledError)
 
 
 @runtime_checkable
@@ -268,9 +272,9 @@ async def in_daemon(function: Callable[..., T], *args: Any) -> T:
         try:
             return function(*args)
         except BaseException as error:
-            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            if isinstance(error, Exception) and not isinstance(error, _NOT_IN_FUTURES):
                 raise
-            # A future cannot have the error, or the error would end the event loop.
+            # A future cannot have the error, or the error would end the event loop or the search.
             raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
 
     result = await asyncio.wrap_future(run_in_daemon("treegen-world", work))
