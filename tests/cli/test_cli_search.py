@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -115,6 +116,21 @@ def test_a_method_is_added_to_a_comparison(
     add = ["countdown", "--compare", "tot-bfs,mcts", "-M", tiny, "--resume", path]
     assert "have different budgets" in treegen("search", *add).error
     assert "have different problems" in treegen("search", *add, *FEW[2:], "-f", 2).error
+
+
+def test_runs_are_resumed_in_the_order_in_which_they_were_started(
+    treegen: Command, compared: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(compared, tmp_path / "copy"))
+    for second, method in enumerate(("tot-bfs", "sample")):
+        file = path / method / "run.json"
+        document = json.loads(file.read_text())
+        document["created"] = f"2026-01-01T00:00:0{second}+00:00"
+        file.write_text(json.dumps(document))
+        os.utime(file, (9 - second, 9 - second))  # copies may have other times
+    done = treegen("search", "--resume", path)
+    assert done.code == 0, done.err
+    assert [run["method"] for run in done.document["runs"]] == ["tot-bfs", "sample"]
 
 
 def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:

@@ -5,6 +5,16 @@ from importlib.util import find_spec
 import pytest
 from cli_cases import Command
 
+from treegen.bench.cluster import ClusterJob
+
+
+def test_some_tokens_end_the_samples_of_a_job() -> None:
+    params = ClusterJob(mean_tokens=64).params(320)
+    assert len(params.stop_token_ids) == 5 and params.max_tokens == 256 and not params.stop
+    assert ClusterJob(max_tokens=9).params(320).max_tokens == 9
+    longer = ClusterJob(mean_tokens=500).params(320)  # than the vocabulary
+    assert len(longer.stop_token_ids) == 1 and max(longer.stop_token_ids) < 320
+
 
 @pytest.mark.soak
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")

@@ -46,9 +46,10 @@ class ClusterJob:
         )
 
     def params(self, vocab_size: int) -> SamplingParams:
-        """Return sampling parameters under which some tokens end a sample."""
+        """Return sampling parameters under which some tokens, but no stop strings, end a sample."""
         params = self.workload.params(vocab_size)
-        return replace(params, seed=_SEED, max_tokens=self.max_tokens or params.max_tokens)
+        max_tokens = self.max_tokens or params.max_tokens
+        return replace(params, seed=_SEED, max_tokens=max_tokens, stop=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,9 +97,11 @@ class Workload:
 
         if not self.random_ends:
             return SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
+        # At least one token, also if the mean length is larger than the vocabulary.
+        first_end = min(self.new_tokens, vocab_size) - 1
         return SamplingParams(
             max_tokens=self.max_tokens,
-            stop_token_ids=tuple(range(self.new_tokens - 1, vocab_size, self.new_tokens)),
+            stop_token_ids=tuple(range(first_end, vocab_size, self.new_tokens)),
             stop=("\n\n##",),
             ignore_eos=True,
         )

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -23,7 +24,7 @@ from treegen.evals.task import Task
 from treegen.model.options import EngineOptions
 from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.runs.directory import runs_below
-from treegen.runs.files import check_directory
+from treegen.runs.files import check_directory, read_json
 
 _Settings = TypeVar("_Settings", bound=BaseSettings)
 # run.json has fingerprints of what these options load; trust_remote_code is a permission.
@@ -264,8 +265,14 @@ def is_run(path: Path) -> bool:
     return os.path.exists(path / "run.json")  # Path.exists raises for names that are too long
 
 
-def _when_started(run: Path) -> tuple[int, str]:
-    return os.stat(run / "run.json").st_mtime_ns, run.name
+def _when_started(run: Path) -> tuple[str, int, str]:
+    """Return a key that sorts runs by their start; copies of runs have the same order."""
+    document: Any = None
+    with suppress(RunError):  # a corrupt file, for which resuming the run raises an error
+        document = read_json(run / "run.json")
+    created = document.get("created") if isinstance(document, dict) else ""
+    # `created` has whole seconds, in which several short runs may start.
+    return str(created), os.stat(run / "run.json").st_mtime_ns, run.name
 
 
 def method_folder(method: str) -> str:
