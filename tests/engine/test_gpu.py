@@ -14,7 +14,7 @@ from attention_cases import Group, make_case, paged
 from transformers import AutoConfig
 
 from treegen import LLM, Node, SamplingParams
-from treegen.engine.compute import cuda_graphs
+from treegen.engine.compute import decode_graphs
 from treegen.errors import InputError
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.ops.attention import attend
@@ -38,7 +38,7 @@ FAMILIES += ["qwen3_next", "lfm2", "bamba", "jamba", "minimax", "kimi_linear"]  
 @pytest.fixture
 def graphs_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """No graph serves fewer rows: padding of so small models would never cost a capture."""
-    monkeypatch.setattr(cuda_graphs, "_CAPTURE_SECONDS", 0.0)
+    monkeypatch.setattr(decode_graphs, "CAPTURE_SECONDS", 0.0)
 
 
 def tree_of(samples: int) -> Node:
