@@ -77,7 +77,7 @@ class Engine:
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
         expands = model.can_expand_latents and not options.reproducible
-        self._expands_latents = model.spec if expands else None
+        self._latent_spec = model.spec if expands else None
         self.align = 1
         if options.reproducible:
             check_dtype(model.dtype, model.device)
@@ -196,7 +196,7 @@ class Engine:
                 max_rows=self.max_rows,
                 prefill_chunk=self.prefill_chunk,
                 run_ahead=self.searches_run_ahead if searches else self.run_ahead,
-                expands_latents=self._expands_latents,
+                latent_spec=self._latent_spec,
                 images=self.encoder_cache,
                 gate=self.gate,
             )

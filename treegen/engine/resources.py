@@ -48,7 +48,7 @@ class EngineResources:
     run_ahead: bool = False
     """Whether each pass is launched before the results of the previous one are known, so that a GPU
     does not wait for the host. A row that has ended is then computed in one step too many."""
-    expands_latents: ModelSpec | None = None
+    latent_spec: ModelSpec | None = None
     """The model, if some segments get expanded keys and values in addition to latents."""
     images: EncoderCache | None = None
     """Image embeddings of prompts; None for a model that takes no images."""
@@ -114,7 +114,7 @@ def new_run(
     for param_set in further:
         run.param_sets.add(param_set, lambda: range(len(run.param_sets)))
     expanded = None
-    if (spec := resources.expands_latents) is not None:
+    if (spec := resources.latent_spec) is not None:
         cost = DEVICE_COSTS[resources.model.device.type]
         expanded = ExpandedKVCache(cache, store, model_runner, spec, cost)
     grammars = RowGrammars(run)

@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from treegen.ops.attention.gpu.kernels import attend_units, merge_parts
-from treegen.ops.attention.gpu.tuning import choose_tuning, find_max_height
+from treegen.ops.attention.gpu.tuning import choose_tuning, find_max_height, fold_tuning
 from treegen.ops.attention.gpu.work_units import HEIGHTS, WorkList, WorkShape, build_work_list
 
 KIB = 1 << 10
@@ -238,3 +238,12 @@ def test_streams_of_latents_fill_the_processors() -> None:
     assert len(both.last) == 0
     assert (both.units[2][:, 2] - both.units[2][:, 1]).max() == 3
     assert (len(both.units[1]), both.num_parts) == (1024, len(both.units[2]) // 342 + 1)
+
+
+def test_reproducible_attention_to_converted_keys_has_small_blocks() -> None:
+    """In products of 16 rows, Triton permutes 8-bit keys of larger blocks."""
+    for width in (64, 128, 256):
+        common = 16, width, torch.bfloat16, 227 * KIB
+        assert fold_tuning(*common, few=True, converts=True)["BLOCK_N"] == 16
+        assert fold_tuning(*common, converts=True)["BLOCK_N"] == 16
+        assert fold_tuning(*common, few=True)["BLOCK_N"] == 64

@@ -336,9 +336,7 @@ class Invariant(Triton):
         processors, kv_heads = count_processors(q_THD.device), call.keys.shape[2]
         for index, (kind, units) in enumerate(zip(work.host.kinds, work.units, strict=True)):
             if len(units):
-                # In products of few rows with FP8 keys, Triton permutes the keys of larger blocks.
-                few = call.keys.dtype == q_THD.dtype
-                few &= are_few(len(work.host.units[index]) * kv_heads, kind, processors)
+                few = are_few(len(work.host.units[index]) * kv_heads, kind, processors)
                 height = max(HEIGHTS[kind], triton.next_power_of_2(call.per_head))
                 last = index == num_launches - 1 and num_parts == 1
                 if height == HEIGHTS[-1] and not last and is_tall[index]:
@@ -352,7 +350,7 @@ class Invariant(Triton):
                     height,
                     arrays,
                     counts,
-                    partial(fold_tuning, few=few),
+                    partial(fold_tuning, few=few, converts=call.keys.dtype != q_THD.dtype),
                     HAS_SINKS=has_sinks,
                     FIRST=index == 0,
                     LAST=last,

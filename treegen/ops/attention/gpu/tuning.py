@@ -81,7 +81,13 @@ def _reduce(chosen: dict[str, Any]) -> bool:
 
 
 def fold_tuning(
-    height: int, width: int, dtype: torch.dtype, memory: int, *, few: bool = False
+    height: int,
+    width: int,
+    dtype: torch.dtype,
+    memory: int,
+    *,
+    few: bool = False,
+    converts: bool = False,
 ) -> dict[str, Any]:
     """Return the block of keys, warps and stages for `fold_units`, which needs more registers.
 
@@ -91,8 +97,12 @@ def fold_tuning(
         dtype: Type of the queries.
         memory: Shared memory per program in bytes.
         few: Whether the launch has few programs (`work_units.are_few`).
+        converts: Whether keys and values are stored in another type than queries.
     """
-    chosen = choose_tuning(height, width, dtype, memory, few=few)
+    chosen = choose_tuning(height, width, dtype, memory, few=few and not converts)
+    if converts and height == HEIGHTS[1]:
+        # Triton permutes converted keys in products of 16 rows, but not beyond 16 keys.
+        chosen["BLOCK_N"] = _MIN_KEYS
     if height >= HEIGHTS[2] and width <= 128 and dtype != torch.float32:
         warps = 8 if height == HEIGHTS[3] and width > 64 else 4
         chosen = {"BLOCK_N": 64, "num_warps": warps, "num_stages": 3}
