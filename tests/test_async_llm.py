@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -366,6 +367,31 @@ def test_closing_waits_for_calls_of_nodes_that_count_no_rows(loaded: LLM) -> Non
         return await asyncio.wait_for(call, 60)
 
     assert asyncio.run(ask()) == LONG.max_tokens
+
+
+def test_a_result_whose_event_loop_was_closed_is_discarded(loaded: LLM) -> None:
+    """At once, also while the task that awaited it is not collected."""
+    discarded: queue.Queue[int] = queue.Queue()
+
+    async def begin(backend: LiveBackend) -> int:
+        search, context = BudgetedSearch("", None, None), backend.prompt(PROMPT, SearchUsage())
+        await backend.sample(context, "/", range(1), LONG, search)
+        return 7
+
+    async def ask() -> asyncio.Task[int]:
+        call = asyncio.create_task(served.call_nodes(begin, discard=discarded.put))
+        while not served.status().rows:
+            await asyncio.sleep(0.005)
+        return call
+
+    with AsyncLLM(loaded, nodes=True) as served:
+        loop = asyncio.new_event_loop()
+        call: Any = loop.run_until_complete(ask())
+        loop.close()
+        assert discarded.get(timeout=60) == 7
+        call._log_destroy_pending = False
+        del call
+    assert discarded.empty()
 
 
 def test_after_a_run_has_failed_others_are_served(

@@ -265,7 +265,7 @@ class AsyncLLM(Closeable):
         """
         if not self.has_nodes:
             raise InputError("this AsyncLLM was created without nodes; pass nodes=True to AsyncLLM")
-        call = NodeCall(begin, rows, discard)
+        call = NodeCall(begin, rows, discard, asyncio.get_running_loop())
         with self._engine_loop.lock:
             self._check_open()
             self._check_num(rows, "samples")

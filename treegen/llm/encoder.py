@@ -76,6 +76,8 @@ class NodeCall:
     """Rows that count towards the limit of waiting samples; 0 once no caller waits."""
     discard: Callable[[Any], object]
     """Frees a result that no caller gets; called in the engine thread."""
+    loop: asyncio.AbstractEventLoop
+    """The event loop of the caller."""
     future: Future[Any] = field(default_factory=Future)
     """Gets the result, unless the caller has cancelled it."""
     started: Started[Any] | None = None

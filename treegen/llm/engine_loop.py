@@ -315,7 +315,8 @@ class EngineLoop:
         del self._node_calls[call.started]
         call.is_over = True
         self._release_rows(call)
-        if not call.future.set_running_or_notify_cancel():
+        # In a closed event loop, no caller waits.
+        if call.loop.is_closed() or not call.future.set_running_or_notify_cancel():
             self._discard(call)
         elif call.started.error is not None:
             call.future.set_exception(call.started.error)

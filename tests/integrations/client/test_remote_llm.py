@@ -820,11 +820,12 @@ def test_it_runs_where_an_event_loop_runs(remote: RemoteLLM) -> None:
     assert asyncio.run(main())[0].error is None
 
 
-def test_the_client_imports_no_torch() -> None:
+def test_the_client_imports_neither_torch_nor_the_server() -> None:
     program = (
         "import sys\nfrom treegen.integrations.client import RemoteLLM\n"
         "from treegen.search import Budget, beam\nRemoteLLM('http://127.0.0.1:1/v1')\n"
-        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+        "assert 'treegen.integrations.server' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
