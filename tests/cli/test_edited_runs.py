@@ -74,6 +74,8 @@ MAKE = {
     "eval": ["eval", "gsm8k", "-L", "2", "-n", "3", "--max-tokens", "6"],
     "search": ["search", "countdown", "--method", "best-first", "-L", "2", "--budget", "calls=4"],
 }
+# A thousand edits, most with pictures, take more than the usual 5 minutes on a busy machine.
+SOAK = (pytest.mark.soak, pytest.mark.timeout(3_600))
 QUIET = ["--memory", "8MiB", "--device", "cpu", "-q"]
 
 
@@ -124,9 +126,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize(
-    "count", [9, pytest.param(1_000, marks=pytest.mark.soak)], ids=["some", "many"]
-)
+@pytest.mark.parametrize("count", [9, pytest.param(1_000, marks=SOAK)], ids=["some", "many"])
 @pytest.mark.parametrize("name", ["run.json", "results.json", "*s.jsonl"])
 def test_a_file_of_a_run_is_edited(
     made: Path, tmp_path: Path, name: str, count: int, request: pytest.FixtureRequest
@@ -259,9 +259,7 @@ def test_a_name_that_no_file_can_have(command: str, no_weights: None) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize(
-    "count", [15, pytest.param(1_000, marks=pytest.mark.soak)], ids=["some", "many"]
-)
+@pytest.mark.parametrize("count", [15, pytest.param(1_000, marks=SOAK)], ids=["some", "many"])
 def test_a_configuration_is_edited(tmp_path: Path, count: int) -> None:
     """What is loaded all the same is wrong for the weights, or is of no account."""
     rng, faults = Random("config"), []
@@ -315,9 +313,7 @@ def test_a_field_of_a_tokenizer_is_named(tmp_path: Path, field: str, values: lis
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "count", [5, pytest.param(1_000, marks=pytest.mark.soak)], ids=["some", "many"]
-)
+@pytest.mark.parametrize("count", [5, pytest.param(1_000, marks=SOAK)], ids=["some", "many"])
 def test_a_tokenizer_is_edited(tmp_path: Path, count: int) -> None:
     rng, model = Random("tokenizer"), tmp_path / "model"
     shutil.copytree(model_path(), model)
