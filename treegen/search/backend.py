@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
@@ -25,6 +25,15 @@ class Context(Protocol):
     @property
     def num_tokens(self) -> int:
         """Number of tokens from the start of the prompt."""
+        ...
+
+
+@runtime_checkable
+class MultiModelContext(Context, Protocol):
+    """The text up to a node that several LLMs can sample from."""
+
+    def on(self, llm: str) -> Context:
+        """Return the context for one of the LLMs; raises InputError for an unknown name."""
         ...
 
 

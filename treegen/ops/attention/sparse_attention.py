@@ -99,15 +99,15 @@ def attend_selected(
             results.append(attend_selected(q_THK[:, heads], k, v, one, scale, head_sinks))
         return torch.cat(results, 1)
 
-    def attend_group(rows: slice, slots_L: Tensor, mask_NL: Tensor) -> _Part:
+    def _attend_group(rows: slice, slots_L: Tensor, mask_NL: Tensor) -> _Part:
         k_LGK, v_LGV = (read_slots(pool, slots_L, q_THK.dtype) for pool in (keys, values))
         return _attend_masked(q_THK[rows], k_LGK, v_LGV, mask_NL, scale)
 
-    def attend_rows(rows: slice, slots_NS: Tensor, mask_NS: Tensor) -> _Part:
+    def _attend_rows(rows: slice, slots_NS: Tensor, mask_NS: Tensor) -> _Part:
         k_NSGK, v_NSGV = (read_slots(pool, slots_NS, q_THK.dtype) for pool in (keys, values))
         return _attend_gathered(q_THK[rows], k_NSGK, v_NSGV, mask_NS, scale)
 
-    return _merge_reads(q_THK, values.shape[-1], keys, selected, sinks, attend_group, attend_rows)
+    return _merge_reads(q_THK, values.shape[-1], keys, selected, sinks, _attend_group, _attend_rows)
 
 
 def attend_selected_latents(
@@ -141,7 +141,7 @@ def attend_selected_latents(
         out_HNV = torch.bmm(out_NHR.to(q_THK.dtype).transpose(0, 1), up_HVR.mT)
         return _to_wide(out_HNV.transpose(0, 1)), lse_NH
 
-    def attend_group(rows: slice, slots_L: Tensor, mask_NL: Tensor) -> _Part:
+    def _attend_group(rows: slice, slots_L: Tensor, mask_NL: Tensor) -> _Part:
         stored_LD = read_slots(pool, slots_L, q_THK.dtype)[:, 0]
         if len(mask_NL) >= rows_to_expand(form):
             k_LHK, v_LHV = expand_stored(stored_LD, up_HXR, form)
@@ -149,12 +149,12 @@ def attend_selected_latents(
         k_L1D, v_L1R = stored_LD[:, None], stored_LD[:, None, : form.rank]
         return expand_results(*_attend_masked(q_THD[rows], k_L1D, v_L1R, mask_NL, scale))
 
-    def attend_rows(rows: slice, slots_NS: Tensor, mask_NS: Tensor) -> _Part:
+    def _attend_rows(rows: slice, slots_NS: Tensor, mask_NS: Tensor) -> _Part:
         k_NS1D = read_slots(pool, slots_NS, q_THK.dtype)
         v_NS1R = k_NS1D[..., : form.rank]
         return expand_results(*_attend_gathered(q_THD[rows], k_NS1D, v_NS1R, mask_NS, scale))
 
-    return _merge_reads(q_THK, form.v_dim, pool, selected, sinks, attend_group, attend_rows)
+    return _merge_reads(q_THK, form.v_dim, pool, selected, sinks, _attend_group, _attend_rows)
 
 
 def _merge_reads(

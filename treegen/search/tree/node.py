@@ -21,7 +21,7 @@ from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Parts, check_parts
-from treegen.search.backend import Backend, Context
+from treegen.search.backend import Backend, Context, MultiModelContext
 from treegen.search.budget import Budget, StopReason
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.event_loop import check_loop, suspend_forever
@@ -446,11 +446,9 @@ class SearchNode(TextNode):
         context = self._live()
         if llm is None:
             return context
-        choose = getattr(context, "on", None)  # of a context for several LLMs
-        if choose is None:
+        if not isinstance(context, MultiModelContext):
             raise InputError(f"llm={llm!r} is not supported with a single LLM; remove llm")
-        chosen: Context = choose(llm)
-        return chosen
+        return context.on(llm)
 
     async def _end_abandoned(self) -> None:
         if self.search.is_abandoned:  # the search catches every error, so suspend it instead
