@@ -276,16 +276,9 @@ class Scheduler:
         """Launch the next pass, then record the last one while the device computes."""
         start, num_requests = time.perf_counter(), len(self.run.requests)
         self._schedule()
-        launched: _InFlight | DeferredStep | None
-        if self._should_prefill:
-            launched = self._passes.launch(self._admission.to_compute)
-        else:
-            launched = self._decode()
+        launched = self._launch()
         last, self.flight = self.flight, None if isinstance(launched, DeferredStep) else launched
-        if self._speculation is not None:
-            self._speculation.run_deferred()
-        if last is not None:
-            self._record(last)
+        self._process_last(last)
         if isinstance(launched, DeferredStep):  # its masks depend on the tokens of the last pass
             launched = self.flight = self._steps.draw(launched)
         self._end_rows()
@@ -307,6 +300,19 @@ class Scheduler:
             # later, when the device has work again.
             self._collect_results(end=False)
         self._admission.admit()
+
+    def _launch(self) -> _InFlight | DeferredStep | None:
+        """Launch a prefill pass or a decode step; return None if there is nothing to compute."""
+        if self._should_prefill:
+            return self._passes.launch(self._admission.to_compute)
+        return self._decode()
+
+    def _process_last(self, last: _InFlight | None) -> None:
+        """Record the results of the pass launched before, if there is one."""
+        if self._speculation is not None:
+            self._speculation.run_deferred()
+        if last is not None:
+            self._record(last)
 
     def _end_rows(self) -> None:
         """Remove finished rows, and start others in their place."""

@@ -5,8 +5,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files import write_output
-from treegen.errors import require_extra
+from treegen.common.files import replace_file
+from treegen.errors import InputError, require_extra
 from treegen.evals.statistics.tables import Grid
 from treegen.report.plots.figures import COLOUR_MAP, Plot
 
@@ -56,7 +56,13 @@ def save_png(grid: Grid, path: str | os.PathLike[str]) -> None:
         figure.axes[0].set_title(grid.title)
 
     content = Plot("heat_map", grid.title, "", draw, grid_size(grid)).png()
-    write_output(Path(path), [content])
+    try:
+        with replace_file(Path(path)) as file:  # a link in the run may lead to another file
+            file.write(content)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {os.fspath(path)}: {error.strerror or error}; choose another path"
+        ) from None
 
 
 def _cell(value: float | None, shades: str) -> str:
