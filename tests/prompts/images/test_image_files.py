@@ -79,8 +79,7 @@ def test_numbers_of_an_index_that_are_none_are_damage(
     if field == "tokens" and value is None:  # not known
         assert RunImages.read(tmp_path).of("a")[0].tokens is None
         return
-    reason = r"\(the number 1e999 is too large\)" if value == 1e999 else ".* resume the run"
-    with pytest.raises(RunError, match=rf"images\.json is corrupt {reason}"):
+    with pytest.raises(RunError, match=r"images\.json is corrupt .* resume the run"):
         RunImages.read(tmp_path)
 
 
