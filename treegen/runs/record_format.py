@@ -156,26 +156,13 @@ def check_types(values: Mapping[str, Any], types: Types) -> None:
         if kind in _CONTAINERS and (
             parts := (_ELEMENTS if types is RECORD else _FREE_ELEMENTS).get(name)
         ):
-            elements = list(value.values()) if kind is dict else value
-            if _have_types(elements, parts) and name not in _NESTED:
-                continue
-            for part in elements:
+            for part in value.values() if kind is dict else value:
                 if type(part) not in parts or (
                     type(part) is int and not -_MAX_INT < part < _MAX_INT
                 ):
                     raise _make_type_error(f"an element of {name}", part, parts)
                 if name in _NESTED:
                     check_types(part, _NESTED[name])
-
-
-def _have_types(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
-    """Return whether values have some of the types; quick, because lists of tokens are long.
-
-    False may also mean that the sizes of integers are still to be checked.
-    """
-    found = set(map(type, values))
-    is_small = int not in found or (found == {int} and max(map(abs, values)) < _MAX_INT)
-    return found <= {*kinds} and is_small
 
 
 def _make_type_error(name: str, value: Any, kinds: tuple[type, ...]) -> ValueError:
