@@ -241,9 +241,9 @@ def test_streams_of_latents_fill_the_processors() -> None:
 
 
 def test_reproducible_attention_to_converted_keys_has_small_blocks() -> None:
-    """In products of 16 rows, Triton permutes 8-bit keys of larger blocks."""
-    for width in (64, 128, 256):
-        common = 16, width, torch.bfloat16, 227 * KIB
+    """In products of fewer than 64 rows, Triton permutes 8-bit keys of larger blocks."""
+    for height, width in product((16, 32), (64, 128, 256)):
+        common = height, width, torch.bfloat16, 227 * KIB
         assert fold_tuning(*common, few=True, converts=True)["BLOCK_N"] == 16
         assert fold_tuning(*common, converts=True)["BLOCK_N"] == 16
-        assert fold_tuning(*common, few=True)["BLOCK_N"] == 64
+        assert fold_tuning(*common, few=True)["BLOCK_N"] > 16

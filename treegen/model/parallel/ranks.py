@@ -200,7 +200,7 @@ def join(
     def begin() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # which each thread has its own of
-        # By default, NCCL's watchdog ends the process when a rank is gone. Rank 0 goes on, and
+        # If a rank is gone, NCCL's watchdog ends the process by default. Rank 0 goes on, and
         # raises WorkerError, so its watchdog is off, unless the user has set the variable.
         with nullcontext() if leader is None else use_environment_default(_WATCHDOG, "0"):
             dist.init_process_group(

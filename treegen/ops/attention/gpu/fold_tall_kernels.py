@@ -213,6 +213,7 @@ def fold_keys(q_MD, top, total, acc, low, high, scale, shared, ones, LOGITS: gl.
         s = block % STAGES
         mbarrier.wait(v_full.index(s), (block // STAGES) & 1)
         begin = first + block * 2 * PAGE
+        # Keys before `low` are keys of an earlier part, so they are numbers.
         if begin + 2 * PAGE > high:
             clear_keys(values.index(2 * s), begin, low, high)
             clear_keys(values.index(2 * s + 1), begin + PAGE, low, high)

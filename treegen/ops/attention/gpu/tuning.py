@@ -100,8 +100,8 @@ def fold_tuning(
         converts: Whether keys and values are stored in another type than queries.
     """
     chosen = choose_tuning(height, width, dtype, memory, few=few and not converts)
-    if converts and height == HEIGHTS[1]:
-        # Triton permutes converted keys in products of 16 rows, but not beyond 16 keys.
+    if converts and height < HEIGHTS[2]:
+        # Triton permutes converted keys in products of fewer than 64 rows, within blocks of 32.
         chosen["BLOCK_N"] = _MIN_KEYS
     if height >= HEIGHTS[2] and width <= 128 and dtype != torch.float32:
         warps = 8 if height == HEIGHTS[3] and width > 64 else 4
